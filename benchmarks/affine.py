@@ -1,11 +1,11 @@
-"""Robustness against affine changes that training did not show: three routings and a plain CNN of equal size.
+"""Robustness to affine changes not seen in training: three routings and a plain CNN of equal size.
 
     python -m benchmarks.affine DATA [--epochs 12] [--seed 1] [--json affine.json] [--picture affine.png]
 
-Digits are placed on a canvas of 40x40 pixels. Training moves them (up to 6 pixels) and does nothing else;
-the test images of MNIST are then moved, rotated, scaled and sheared, one at a time and by growing amounts,
-as affNIST does at random. All four share one recipe and one stem, whose width makes their parameters equal to
-within five per cent. Nothing is chosen by the test images.
+Digits are placed on a canvas of 40x40 pixels. The only augmentation in training moves them, by up to 6
+pixels. The test images of MNIST are then moved, rotated, scaled and sheared, one change at a time and by
+increasing amounts, as affNIST does at random. All four networks share one recipe and one stem, whose width
+makes their parameter counts equal to within five per cent. The test images were not used for any tuning.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Entrant:
     """A network and its loss.
 
     Attributes:
-        loss: of scores ``[N, 10]``, targets ``[N, 10]`` and the share of training done.
+        loss: the loss, from scores ``[N, 10]``, targets ``[N, 10]`` and the share of training completed.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Entrant:
     loss: Loss
 
     def scores(self, images: Tensor) -> Tensor:
-        """``[N, 10]``."""
+        """The scores ``[N, 10]``."""
         found = self.network(images)
         return found if isinstance(found, Tensor) else found.scores
 
@@ -76,7 +76,7 @@ def stem(width: int) -> tuple[Conv, ...]:
 
 
 def capsules(name: str) -> Callable[[int], nn.Module]:
-    """A capsule network by the width of its stem."""
+    """A function that makes a capsule network, given the width of its stem."""
     prep = replace(get_config("digits-dynamic").preprocessing, height=SIDE, width=SIDE)
     base: ModelConfig = get_config(name)
     changes: dict[str, Any] = {"preprocessing": prep, "primary_types": 8}
@@ -86,7 +86,7 @@ def capsules(name: str) -> Callable[[int], nn.Module]:
         changes |= {"capsule_layers": (CapsuleConv(16, 3, 2),)}
 
     def make(width: int) -> nn.Module:
-        # EM keeps the votes of all iterations: from 7x7 positions, as in digits-em, straight to the classes.
+        # EM keeps the votes of all iterations: like digits-em, it routes from 7x7 positions to the classes.
         more = (Conv(2 * width, 3, bias=False, batch_norm=True),) if name == "digits-em" else ()
         return build(base.replace(stem=stem(width) + more, **changes))
 
@@ -111,7 +111,7 @@ def plain(width: int) -> nn.Module:
 
 
 def sized(make: Callable[[int], nn.Module]) -> nn.Module:
-    """The network whose stem makes its parameters nearest to `PARAMETERS`."""
+    """The network with the stem width that brings its parameter count closest to `PARAMETERS`."""
 
     def count(width: int) -> int:
         with torch.device("meta"):
@@ -126,7 +126,7 @@ def sized(make: Callable[[int], nn.Module]) -> nn.Module:
 
 
 def entrants(seed: int) -> list[Entrant]:
-    """The four, with fresh weights."""
+    """The four networks, with fresh weights."""
 
     def spread(scores: Tensor, targets: Tensor, done: float) -> Tensor:
         return spread_loss(scores, targets, min(0.2 + 1.4 * done, 0.9))
@@ -151,7 +151,7 @@ def placed(images: Tensor) -> Tensor:
 
 
 def train(entrant: Entrant, data: ImageSet, epochs: int, seed: int) -> float:
-    """One-cycle Adam, moved digits; returns the seconds it took."""
+    """Train with one-cycle Adam on moved digits; returns the seconds it took."""
     config = get_config("digits-dynamic")
     steps = len(data) // BATCH
     optimizer = torch.optim.Adam(entrant.network.parameters(), 3e-3)
@@ -181,7 +181,7 @@ def train(entrant: Entrant, data: ImageSet, epochs: int, seed: int) -> float:
 
 
 def changed(images: Tensor, kind: str, amount: float, rng: torch.Generator) -> Tensor:
-    """Images with one change of this amount, its sign or direction drawn for each."""
+    """Images with one change of this amount, in a sign or direction drawn for each image."""
     n = len(images)
     sign = torch.randint(0, 2, (n,), generator=rng) * 2.0 - 1
     zero, one = torch.zeros(n), torch.ones(n)
@@ -204,7 +204,7 @@ def changed(images: Tensor, kind: str, amount: float, rng: torch.Generator) -> T
 
 @contextmanager
 def answering(entrant: Entrant) -> Iterator[Callable[[Tensor], Tensor]]:
-    """Scores of images; those of capsule networks by the operators of the package, many times faster."""
+    """A function from images to scores; capsule networks use the package's operators, many times faster."""
     if not hasattr(entrant.network, "config"):
         yield entrant.scores
         return
@@ -217,10 +217,10 @@ def answering(entrant: Entrant) -> Iterator[Callable[[Tensor], Tensor]]:
 
 @torch.no_grad()
 def accuracies(entrant: Entrant, images: Tensor, labels: Tensor) -> dict[str, dict[str, float]]:
-    """Share of right answers by kind and amount; the same changes for every network.
+    """The share of correct answers by kind and amount; every network gets the same changes.
 
     Args:
-        images: as the network takes them, ``[N, C, H, W]``; zeros come in from outside.
+        images: the network's inputs ``[N, C, H, W]``; pixels that move in from outside are zero.
         labels: ``[N]``.
     """
     found: dict[str, dict[str, float]] = {}
@@ -251,7 +251,7 @@ def markdown(document: dict[str, Any]) -> str:
 
 
 def draw(document: dict[str, Any], path: Path) -> None:
-    """Curves, one panel per kind of change, with 95 % intervals of the count of right answers."""
+    """Draw curves, one panel per kind of change, with 95 % intervals of the number of correct answers."""
     figure = new_figure(10, 5.6)
     panels = figure.subplots(2, 2, sharey=True).flat
     images = document["test_images"]
@@ -285,7 +285,7 @@ def draw(document: dict[str, Any], path: Path) -> None:
 
 
 def wilson(share: float, images: int) -> tuple[float, float]:
-    """The 95 % interval of a share of right answers (Wilson 1927): its bounds, from 0 to 1."""
+    """The 95 % interval of a share of correct answers (Wilson 1927): its bounds, from 0 to 1."""
     z = 1.96
     middle = share + z * z / (2 * images)
     half = z * math.sqrt(share * (1 - share) / images + z * z / (4 * images * images))
@@ -294,7 +294,7 @@ def wilson(share: float, images: int) -> tuple[float, float]:
 
 
 def finished(path: Path | None, document: dict[str, Any]) -> dict[str, Any]:
-    """The networks that an earlier run of the same kind left in its file."""
+    """The networks already measured by an earlier run of the same kind, read from its file."""
     if path is None or not path.exists():
         return {}
     before: dict[str, Any] = json.loads(path.read_text())
@@ -304,7 +304,7 @@ def finished(path: Path | None, document: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Train, test, print."""
+    """Train, test and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data", type=Path)
     parser.add_argument("--epochs", type=int, default=12)
@@ -336,7 +336,7 @@ def main() -> None:
             "hours": seconds / 3600,
             "accuracy": accuracies(entrant, images, torch.as_tensor(test.classes)),
         }
-        if options.json:  # what is done is kept
+        if options.json:  # keep what is done so far
             options.json.write_text(json.dumps(document, indent=1) + "\n")
     print(markdown(document))
     if options.picture:

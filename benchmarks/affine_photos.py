@@ -1,11 +1,12 @@
-"""Robustness of the network for photographs against affine changes, beside a plain CNN of equal size.
+"""Robustness of the photograph network to affine changes, compared with a plain CNN of equal size.
 
     python -m benchmarks.affine_photos CIFAR10_FOLDER plain.safetensors [--json FILE] [--picture FILE]
 
 The plain network has the same stem; a convolution, global average pooling and a dense layer replace the
-capsules. It is trained as `tools.zoo.train_photos` trains the capsules, on a GPU, unless the file is there.
-The test images are moved, rotated, scaled and sheared, one at a time and by growing amounts; training only
-moves images by up to 4 pixels, mirrors them and hides parts. Nothing is chosen by the test images.
+capsules. Unless the file exists, it is trained on a GPU as `tools.zoo.train_photos` trains the capsules. The
+test images are moved, rotated, scaled and sheared, one change at a time and by increasing amounts; training
+only moves images by up to 4 pixels, mirrors them and hides parts. The test images were not used for any
+tuning.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from capsedge.models.training.train import cross_entropy_loss
 from capsedge.runtime.zoo import zoo_checkpoint
 from tools.zoo.train_photos import MODEL, SIDE, BFloat16, load, train
 
-WIDTH = 81  # channels after the stem, which make the parameters equal to within a thousandth
+WIDTH = 81  # channels after the stem; makes the parameter counts equal to within a thousandth
 
 
 def plain() -> nn.Sequential:
-    """The stem of the network for photographs and a plain classifier, with random weights."""
+    """The photograph network's stem with a plain classifier, with random weights."""
     stem, channels = make_stem(get_config(MODEL).stem, 3, (SIDE, SIDE))
     return nn.Sequential(
         stem,
@@ -57,7 +58,7 @@ def trained(data: Path, epochs: int, seed: int, device: str) -> nn.Sequential:
 
 
 def main() -> None:
-    """Train if need be, test, print."""
+    """Train if necessary, test and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("data", type=Path)
     parser.add_argument("plain", type=Path)

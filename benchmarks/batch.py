@@ -1,10 +1,11 @@
 """``capsedge batch`` on one machine against Ray with the same cores: ``python -m benchmarks.batch``.
 
-The same command runs in one process with N cores, and on a cluster of N workers with one core each, on
-this machine. The sizes of the source show where a cluster begins to pay; the ratio is of the least times of
-runs in turns. The cluster runs already, as clusters do: its start is not measured, that of the workers is.
+The same command runs in one process with N cores, and on a cluster of N workers with one core each, on this
+machine. Sources of several sizes show from where a cluster pays off; runs are interleaved, and ratios are
+between minimum times. As is usual, the cluster is already running: starting it is not measured, starting the
+workers is.
 
-`--kill` then runs the largest source of each model on three nodes and takes one of them away in the middle.
+`--kill` then runs the largest source of each model on three nodes and removes one of them midway.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ LOCAL, CLUSTER = "one process", "Ray"
 
 
 def main() -> None:
-    """Print a table, and write JSON where asked."""
+    """Print a table, and write JSON if requested."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="*", default=["digits-em", "digits-attention"])
     parser.add_argument("--cores", type=int, default=usable_cores())
@@ -67,7 +68,7 @@ def main() -> None:
 
 @contextmanager
 def _cluster(cores: int, others: int = 0) -> Iterator[Any]:
-    """A cluster on this machine: a node, and others of as many cores."""
+    """A cluster on this machine: one node, and others with the same number of cores."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     from ray.cluster_utils import Cluster
 
@@ -82,7 +83,7 @@ def _cluster(cores: int, others: int = 0) -> Iterator[Any]:
 
 
 def _with_a_node_lost(model: str, count: int, folder: Path) -> dict[str, Any]:
-    """Whether the table is that of one process, although one of three nodes is lost in the middle."""
+    """Whether the table equals that of one process although one of three nodes is lost midway."""
     import pyarrow.parquet as parquet
 
     source = _source(model, count, folder)
@@ -117,7 +118,7 @@ def _with_a_node_lost(model: str, count: int, folder: Path) -> dict[str, Any]:
 
 
 def _source(model: str, count: int, folder: Path) -> Path:
-    """Random pixels of the size that a model takes."""
+    """Random pixels in the size that a model takes."""
     with capsedge.load(model) as session:
         metadata = session.metadata
         assert metadata is not None
@@ -132,7 +133,7 @@ def _source(model: str, count: int, folder: Path) -> Path:
 def _measured(
     model: str, count: int, rounds: int, cores: int, address: str, folder: Path
 ) -> dict[str, Any]:
-    """Images per second of both ways, and their ratio."""
+    """Images per second for both ways, and their ratio."""
     source = _source(model, count, folder)
     ways = {LOCAL: (cores, None), CLUSTER: (1, address)}
     least = dict.fromkeys(ways, float("inf"))

@@ -1,11 +1,11 @@
-"""A cascade against its large network alone, and against two sessions that compact the batch in Python.
+"""A cascade compared with its large network alone, and with two sessions that compact the batch in Python.
 
     python -m benchmarks.cascade small.onnx large.onnx ../shared/data/mnist
     python -m benchmarks.cascade small.onnx large.onnx ../shared/data/mnist --images 20000 --threads 2
 
-The cascade is made of training images; agreement, accuracy and the share escalated are those of the
-whole test split. Speed: the files take turns in one process, on batches of test images; the numbers are
-ratios of their least times. Writes JSON with --output.
+The cascade is made with training images; agreement, accuracy and the share escalated are measured on the
+whole test split. For speed, the files take turns in one process, on batches of test images; the figures are
+ratios of their minimum times. Writes JSON with --output.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Run = Callable[[np.ndarray], Any]
 
 
 def answering(session: Session) -> Run:
-    """Computes scores and poses, and of a cascade who decided."""
+    """A run that computes scores and poses and, for a cascade, which network decided."""
     wanted = (session.roles.scores, session.roles.poses, session.roles.escalated)
     names = [name for name in wanted if name is not None]
 
@@ -42,7 +42,7 @@ def answering(session: Session) -> Run:
 
 
 def two_sessions(small: Session, large: Session, thresholds: Thresholds) -> Run:
-    """The same cascade of two sessions: compaction and scattering in numpy."""
+    """The same cascade as two sessions, with compaction and scattering in numpy."""
     first, second = answering(small), answering(large)
 
     def run(images: np.ndarray) -> list[np.ndarray]:
@@ -57,7 +57,7 @@ def two_sessions(small: Session, large: Session, thresholds: Thresholds) -> Run:
 
 
 def in_turns(runs: dict[str, Run], batches: list[np.ndarray], rounds: int) -> dict[str, float]:
-    """The sum over the batches of the least time of each, in seconds."""
+    """The minimum time of each batch, summed over the batches, in seconds."""
     least = {name: np.full(len(batches), np.inf) for name in runs}
     for _ in range(rounds):
         for k, batch in enumerate(batches):
@@ -69,7 +69,7 @@ def in_turns(runs: dict[str, Run], batches: list[np.ndarray], rounds: int) -> di
 
 
 def answers(session: Session, data: ImageSet) -> tuple[np.ndarray, np.ndarray]:
-    """Classes, and the images escalated, of all images."""
+    """The classes of all images, and which images were escalated."""
     assert session.roles.scores is not None
     names = [session.roles.scores]
     names += [session.roles.escalated] if session.roles.escalated else []

@@ -1,4 +1,4 @@
-"""What the benchmarks share: the machine, versions, statistics."""
+"""Shared by the benchmarks: the machine, versions and statistics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 
 def machine() -> dict[str, Any]:
-    """The machine that measures."""
+    """A description of the machine that measures."""
     name = platform.processor()
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
@@ -40,10 +40,10 @@ def statistics(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def replace_between(path: Path, begin: str, end: str, text: str) -> None:
-    """Put text between two markers of a page.
+    """Replace the text between two markers of a page.
 
     Raises:
-        ValueError: the page does not have them.
+        ValueError: the page does not have the markers.
     """
     before, found, rest = path.read_text().partition(begin)
     _, closed, after = rest.partition(end)

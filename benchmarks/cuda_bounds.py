@@ -1,4 +1,4 @@
-"""A lower bound of a layer's time from what its kernels do, and the roofline of its algorithm: estimates.
+"""Estimates: a lower bound on a layer's time from what its kernels do, and the roofline of its algorithm.
 
 Sources of the rates: CUDA C++ Programming Guide, "Arithmetic Instructions" (results per clock); Jetson Orin
 Nano and Orin NX series data sheets (8 GB and 16 GB modules at MAXN SUPER), H100 Tensor Core GPU data sheet
@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.operators import Layer
 
 LANES = 32
-SECTOR = 32  # bytes
+SECTOR = 32  # bytes in a sector
 ISSUE = 4  # warp instructions per clock and multiprocessor: one for each of its four schedulers
 FMA = 4  # warp instructions of FP32 arithmetic, likewise
 TURNS = 1  # of the 32 banks of shared memory, likewise
@@ -27,9 +27,9 @@ class Device:
     """A GPU.
 
     Attributes:
-        clock: Hz.
-        bandwidth: bytes per second of DRAM.
-        cache: bytes of the second-level cache.
+        clock: clock rate in Hz.
+        bandwidth: DRAM bandwidth in bytes per second.
+        cache: size of the second-level cache in bytes.
     """
 
     name: str
@@ -51,13 +51,13 @@ DEVICES = (
 
 @dataclass(frozen=True)
 class Work:
-    """What a layer's algorithm has to do when votes never reach global memory.
+    """What a layer's algorithm has to do if votes never reach global memory.
 
     Attributes:
-        votes: of one pass, over all images and positions.
-        passes: times that every vote is made.
-        arithmetic: FP32 operations of a vote over all passes, a multiply-add being one.
-        footprint: bytes of inputs, weights and outputs, once each.
+        votes: number of votes in one pass, over all images and positions.
+        passes: how often every vote is computed.
+        arithmetic: FP32 operations per vote over all passes, counting a multiply-add as one.
+        footprint: bytes of inputs, weights and outputs, each counted once.
     """
 
     votes: int
@@ -67,17 +67,17 @@ class Work:
 
     @property
     def made(self) -> int:
-        """Votes over all passes."""
+        """The number of votes computed over all passes."""
         return self.votes * self.passes
 
 
 def work_of(layer: Layer) -> Work:
-    """Votes, passes and arithmetic of a layer of dynamic, EM or attention routing.
+    """Votes, passes and arithmetic of a dynamic, EM or attention routing layer.
 
-    Dynamic routing: a vote is ``inner * columns`` multiply-adds, each pass adds it up weighted, and all but
-    the first compare it (Sabour et al. 2017, procedure 1). EM routing: all but the first pass take a
-    deviation, its square and its weighted sum for each element, and every pass updates mean and variance by
-    four operations (Hinton et al. 2018, procedure 1; West 1979). Attention routing: one pass of both.
+    Dynamic routing: a vote takes ``inner * columns`` multiply-adds; each pass adds it to a weighted sum, and
+    all but the first compare it (Sabour et al. 2017, procedure 1). EM routing: all but the first pass compute
+    a deviation, its square and its weighted sum for each element, and every pass updates mean and variance
+    with four operations (Hinton et al. 2018, procedure 1; West 1979). Attention routing: one pass of both.
     """
     weight, first = layer.inputs["weight"], next(iter(layer.inputs.values()))
     sizes = int(layer.bytes)
@@ -102,8 +102,8 @@ class Bound:
     """Seconds that each resource of a GPU is busy for, summed over a layer's launches.
 
     Attributes:
-        total: the largest of the four of each launch, summed.
-        roofline: the larger of arithmetic and memory time of the algorithm alone, at all multiprocessors.
+        total: the largest of the four for each launch, summed.
+        roofline: the larger of the algorithm's own arithmetic and memory time, using all multiprocessors.
     """
 
     issue: float
@@ -115,7 +115,7 @@ class Bound:
 
     @property
     def ratio(self) -> float:
-        """Of the bound to the roofline."""
+        """The ratio of the bound to the roofline."""
         return self.total / self.roofline
 
 
@@ -123,12 +123,12 @@ def bound(device: Device, work: Work, launches: Sequence[Mapping[str, Any]]) -> 
     """The largest of issue, FMA, shared-memory and DRAM time of every launch, summed over the launches.
 
     The first three are those of the multiprocessor with the most blocks, ``ceil(blocks / multiprocessors)``
-    of them. Moves of registers are not counted, for ptxas removes them. A launch reads no more from DRAM
-    than it requests or than the layer has: in every launch if that exceeds the cache, else once. Latency,
-    occupancy, tails, launch overhead and the second-level cache's rate are not in it.
+    of them. Register moves are not counted, because ptxas removes them. A launch reads no more from DRAM than
+    it requests or than the layer has: in every launch if that exceeds the cache, otherwise once. Latency,
+    occupancy, tails, launch overhead and the second-level cache's rate are ignored.
 
     Args:
-        launches: as `tools.ptx.build.Executor.launches` has them.
+        launches: the launches, as in `tools.ptx.build.Executor.launches`.
     """
     sums = {"issue": 0.0, "fma": 0.0, "shared": 0.0, "dram": 0.0}
     total, left = 0.0, float(work.footprint)
@@ -154,5 +154,5 @@ def bound(device: Device, work: Work, launches: Sequence[Mapping[str, Any]]) -> 
 
 
 def issued(launch: Mapping[str, Any]) -> int:
-    """Warp instructions without moves of registers."""
+    """The number of warp instructions, without register moves."""
     return int(sum(launch["warps"].values()) - launch["warps"]["move"])

@@ -1,4 +1,4 @@
-"""The CUDA kernels counted without a GPU: what their PTX does when it runs, and the time that it bounds.
+"""Count what the CUDA kernels' PTX does when it runs, without a GPU, and the bounds on time that follow.
 
     python -m benchmarks.cuda_counts                       # compute capabilities 8.7, 8.9, 9.0 and 12.0
     python -m benchmarks.cuda_counts --device H100 --layers dynamic --json counts.json
@@ -51,14 +51,14 @@ COUNTED = (
 
 
 def plain_name(mangled: str) -> str:
-    """``tiled_kernel<4, 4, 1, true, float, float>`` of the symbol."""
+    """The name in a symbol, such as ``tiled_kernel<4, 4, 1, true, float, float>``."""
     made = subprocess.run(["c++filt", mangled], capture_output=True, text=True, check=True).stdout
     made = re.sub(r"capsedge::cuda::|\(anonymous namespace\)::|_GLOBAL__N__\w+::", "", made)
     return re.sub(r"\((?:int|bool)\)", "", made).removeprefix("void ").partition("(")[0]
 
 
 def run_layers(names: Sequence[str]) -> dict[str, Launches]:
-    """The launches of each layer, in a process that has the executed code in place of a GPU."""
+    """The launches of each layer, in a process that executes the code instead of a GPU."""
     from tests.native import cuda_library
 
     executor = build.Executor(Path(os.environ["CAPSEDGE_CUDART"]))
@@ -78,7 +78,7 @@ def run_layers(names: Sequence[str]) -> dict[str, Launches]:
 
 
 def launches_of(device: Device, names: Sequence[str]) -> dict[str, Launches]:
-    """What a device of this size runs for each layer.
+    """What a device of this size launches for each layer.
 
     Raises:
         EnvironmentProblem: the compiler refuses the kernels.
@@ -95,9 +95,9 @@ def launches_of(device: Device, names: Sequence[str]) -> dict[str, Launches]:
 
 
 def kernel_row(layer: Layer, own: Launches) -> dict[str, Any]:
-    """Counts of one kernel, added up over its launches for a layer.
+    """Counts for one kernel, summed over its launches for a layer.
 
-    Slots, the places of lanes in issued instructions, are per vote, of all passes.
+    Slots, the places for lanes in issued instructions, are per vote over all passes.
     """
     first, work = own[0], work_of(layer)
     summed = {name: sum(launch[name] for launch in own) for name in COUNTED}
@@ -121,7 +121,7 @@ def kernel_row(layer: Layer, own: Launches) -> dict[str, Any]:
 
 
 def document(devices: Sequence[Device], names: Sequence[str]) -> dict[str, Any]:
-    """All counts and bounds of some layers, as JSON has them.
+    """All counts and bounds for some layers, as in the JSON file.
 
     Raises:
         EnvironmentProblem: the compiler refuses the kernels.
@@ -188,7 +188,7 @@ def markdown(made: Mapping[str, Any]) -> str:
 
 
 def write(made: dict[str, Any]) -> None:
-    """The page and its figures; the bounds that were once made of the machine code stay."""
+    """Write the page and its figures; bounds computed earlier from the machine code are kept."""
     figures = PAGE.with_suffix(".json")
     known = json.loads(figures.read_text()) if figures.is_file() else {}
     made = {**made, "walked": known.get("walked", {})}
@@ -197,7 +197,7 @@ def write(made: dict[str, Any]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Count, print and write. Returns 1 if a tool is missing or fails, 2 for wrong arguments."""
+    """Count, print and write. Returns 1 if a tool is missing or fails, 2 for invalid arguments."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

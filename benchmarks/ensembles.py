@@ -1,7 +1,7 @@
 """Two ways to run an ensemble on the same threads: ``python -m benchmarks.ensembles [MODEL ...]``.
 
-Members one after another, each with all threads, against all at the same time, the threads divided among
-them. Measured in turns; the ratio is of the least times.
+Members run one after another, each with all threads, or all at the same time, with the threads divided among
+them. The two ways are interleaved; the ratio is between the minimum times.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ROUNDS = 200
 
 
 def main() -> None:
-    """Print both times and their ratio for every batch."""
+    """Print both times and their ratio for every batch size."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="*", default=["digits-dynamic", "digits-em"])
     parser.add_argument("--threads", type=int, default=usable_cores())

@@ -1,18 +1,19 @@
-"""Routing layers on an NVIDIA GPU against torch and the GPU's own floors, in one run.
+"""Routing layers on an NVIDIA GPU compared with torch and with the GPU's own floors, in one run.
 
-    make cuda                                   # where nvcc is: the kernels in build/cuda
-    python -m benchmarks.gpu -o gpu.json        # everything; prints a table too
+    make cuda                                   # on a machine with nvcc: the kernels in build/cuda
+    python -m benchmarks.gpu -o gpu.json        # everything; also prints a table
     python -m benchmarks.gpu --batches 1 --filter Table --compile reduce-overhead
 
-Every layer is compared with torch before it is timed: a wrong one is reported and not timed. A time is the
-median of ten rounds of many calls on one stream, by the host's clock, from the first call to the end of the
-last. The kernels and torch run as CUDA graphs; torch also runs without one. `torch.compile` starts afresh for
-each row, with fixed shapes; a row in which it recorded no graph is a failure. `nvidia-smi` samples clocks and
-power during each row.
+Every layer's results are compared with torch before it is timed; a wrong one is reported and not timed. A
+time is the median of ten rounds of many calls on one stream, on the host's clock, from the first call to the
+end of the last. The kernels and torch run as CUDA graphs; torch also runs without one. `torch.compile` starts
+afresh for each row, with fixed shapes; a row in which it recorded no graph counts as a failure. `nvidia-smi`
+samples clocks and power during each row.
 
-The floor of a layer is the larger of two times: its multiply-adds at the rate of a large FP32 matrix product
-without TF32, and its inputs, weights and outputs, once each, at the rate of a large copy. Both rates are
-measured in the same run. Inputs may stay in the cache between calls, so a small layer can beat the copy.
+The floor of a layer is the larger of two times: that of its multiply-adds at the rate of a large FP32 matrix
+product without TF32, and that of transferring its inputs, weights and outputs once each at the rate of a
+large copy. Both rates are measured in the same run. Inputs may stay in the cache between calls, so a small
+layer can beat the copy.
 """
 
 from __future__ import annotations
@@ -43,15 +44,15 @@ from tests.conformance.cases import OUTPUTS, Case
 from tests.native import cuda_library
 
 ROUNDS = 10
-SECONDS = 0.03  # of one round, about
-TOLERANCE = {"float32": 1e-3, "float16": 2e-2}  # against torch in FP32, which rounds too
+SECONDS = 0.03  # approximate duration of one round
+TOLERANCE = {"float32": 1e-3, "float16": 2e-2}  # relative to torch in FP32, which also rounds
 KERNELS, HALF, EAGER = "capsedge FP32", "capsedge FP16", "torch eager"
 GRAPH, COMPILED = "torch eager, CUDA graph", "torch.compile"
 SENSORS = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu")
 
 
 def layers(batches: list[int]) -> Iterator[tuple[int, Layer]]:
-    """Routing layers of the published models."""
+    """The routing layers of the published models."""
     for n in batches:
         yield n, operators._squash("CapsNet-MNIST primary capsules", n * 1152, 8)
         yield n, operators._dynamic("CapsNet-MNIST digit capsules", n, 1152, 10, 8, 16)
@@ -68,7 +69,7 @@ def layers(batches: list[int]) -> Iterator[tuple[int, Layer]]:
 class Sensors:
     """Clocks (MHz), power (W) and temperature (°C) of the GPU, read by `nvidia-smi` while a block runs.
 
-    Nothing is changed. Where `nvidia-smi` is missing, as on a Jetson, nothing is read.
+    No setting is changed. If `nvidia-smi` is missing, as on a Jetson, nothing is read.
     """
 
     def __enter__(self) -> Sensors:
@@ -92,11 +93,11 @@ class Sensors:
 
 
 def timed(call: Callable[[], object], wait: Callable[[], object]) -> dict[str, float]:
-    """Median, best and worst milliseconds of a call.
+    """The median, best and worst time of a call in milliseconds.
 
     Args:
-        call: puts work on a stream.
-        wait: returns when it is done.
+        call: enqueues work on a stream.
+        wait: returns when that work is done.
     """
 
     def take(calls: int) -> float:
@@ -119,7 +120,7 @@ def timed(call: Callable[[], object], wait: Callable[[], object]) -> dict[str, f
 
 
 def on_torch(call: Callable[[], object]) -> dict[str, float]:
-    """Times of a call of torch on its current stream."""
+    """Time a torch call on its current stream."""
     import torch
 
     with torch.no_grad():
@@ -127,7 +128,7 @@ def on_torch(call: Callable[[], object]) -> dict[str, float]:
 
 
 def graphed(call: Callable[[], object]) -> Callable[[], object]:
-    """Work of torch as a CUDA graph, as a runtime would launch it."""
+    """Torch's work as a CUDA graph, as a runtime would launch it."""
     import torch
 
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -141,7 +142,7 @@ def graphed(call: Callable[[], object]) -> Callable[[], object]:
 
 
 def compiled(function: Callable[[], object], mode: str) -> dict[str, Any]:
-    """Times of a function under `torch.compile`, and how many graphs it recorded.
+    """Time a function under `torch.compile`, and count the graphs it recorded.
 
     Each row starts afresh: torch stops compiling a function after eight shapes. The compiler is given the
     operators' definitions; the registered operators themselves would be opaque to it.
@@ -167,7 +168,7 @@ def compiled(function: Callable[[], object], mode: str) -> dict[str, Any]:
 
 
 def floors() -> dict[str, float]:
-    """Multiply-adds and bytes a second of this GPU."""
+    """This GPU's multiply-adds and bytes per second."""
     import torch
 
     size = 8192
@@ -183,21 +184,21 @@ def floors() -> dict[str, float]:
 
 
 def guarded(measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """A measurement, or why there is none."""
+    """The measurement, or the reason why there is none."""
     import torch
 
     try:
         return measure()
     except torch.cuda.OutOfMemoryError:
         return {"failed": "out of memory"}
-    except Exception as error:  # a peer's failure is a result of the table, in its own words
+    except Exception as error:  # a peer's failure is a result in the table, in its own words
         return {"failed": f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"}
     finally:
         torch.cuda.empty_cache()
 
 
 def kernels(layer: Layer, dtype: str, wanted: Callable[[], tuple[Any, ...]]) -> dict[str, Any]:
-    """The layer's kernels as a graph, if they agree with torch."""
+    """Time the layer's kernels as a graph, if they agree with torch."""
     import torch
 
     path = cuda_library.gpu_library()
@@ -230,10 +231,10 @@ def kernels(layer: Layer, dtype: str, wanted: Callable[[], tuple[Any, ...]]) -> 
 
 
 def operator_row(batch: int, layer: Layer, rates: dict[str, float], mode: str) -> dict[str, Any]:
-    """One layer through every peer.
+    """One layer measured with every peer.
 
     Args:
-        mode: of `torch.compile`; without it where empty.
+        mode: mode of `torch.compile`, which is left out if empty.
     """
     import torch
 
@@ -297,7 +298,7 @@ def _ratio(peer: dict[str, Any], mine: float | None) -> str:
 
 
 def header() -> dict[str, Any]:
-    """What all documents of a GPU begin with; TF32 is off from here on.
+    """The beginning of every GPU document; turns TF32 off for the rest of the run.
 
     Raises:
         SystemExit: torch is missing, or sees no GPU.
@@ -320,7 +321,7 @@ def header() -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print the table; write JSON where asked, after every row, so that an interrupted run is not lost."""
+    """Print the table; if requested, write JSON after every row, so that an interrupted run loses nothing."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("-o", "--output", type=Path, help="write everything there too")
     parser.add_argument("--batches", default="1,8,32,128")

@@ -3,9 +3,9 @@
     python -m benchmarks.gpu_models -o models.json
     python -m benchmarks.gpu_models --model capsnet-mnist:3 --batches 1 --peer "TensorRT, fused"
 
-Every peer's outputs are compared: those of INT8 engines with the same file under ONNX Runtime on the CPU, all
-others with torch eager. Inputs and outputs stay on the GPU. Peers that are not installed, or that refuse the
-model, say why; where no peer could run, the exit code is 3. TF32 is off everywhere.
+Every peer's outputs are compared: those of INT8 engines with the same file in ONNX Runtime on the CPU, all
+others with eager torch. Inputs and outputs stay on the GPU. For peers that are not installed or that refuse
+the model, the row gives the reason; if no peer could run, the exit code is 3. TF32 is off everywhere.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ NONE_RAN = 3  # exit code
 def model_rows(
     model: str, batches: list[int], peers: list[str], mode: str, folder: Path
 ) -> Iterator[dict[str, Any]]:
-    """A model with weights drawn from a seed, through every peer that is here."""
+    """Measure a model, with weights drawn from a seed, with every available peer."""
     import torch
 
     from capsedge.exporters.export import export
@@ -92,7 +92,7 @@ def model_rows(
 
 
 def compared(found: dict[str, Any], wanted: dict[str, Any], limit: float) -> dict[str, Any]:
-    """The largest difference of the scores and the poses; a failure beyond the limit."""
+    """The largest difference in the scores and poses; a failure if it exceeds the limit."""
     worst = max(float(np.abs(found[name] - right).max()) for name, right in wanted.items())
     if not worst <= limit:
         return {"failed": f"differs from the reference by {worst:.3g}, more than {limit:g}"}
@@ -137,7 +137,7 @@ class Engine:
 def on_tensorrt(
     file: Path, folder: Path, engine: Engine, images: Any, wanted: dict[str, Any]
 ) -> dict[str, Any]:
-    """An engine through the session, its input and outputs on the GPU."""
+    """An engine run by the session, with its input and outputs on the GPU."""
     import torch
 
     import capsedge
@@ -173,7 +173,7 @@ def on_tensorrt(
 
 
 def quantized(file: Path, folder: Path, images: Any) -> Path:
-    """The file in INT8 for TensorRT, calibrated on noise; made once. Its weights are noise too: no gate."""
+    """The file in INT8 for TensorRT, calibrated on noise, made once. Its weights are random, so no gate."""
     import capsedge
 
     path = folder / f"{file.stem}-int8.onnx"
@@ -189,7 +189,7 @@ def quantized(file: Path, folder: Path, images: Any) -> Path:
 
 
 def markdown(document: dict[str, Any]) -> str:
-    """A paragraph per model and batch."""
+    """A paragraph per model and batch size."""
     lines = [f"{document['gpu']}, {document['versions']}"]
     for row in document["models"]:
         shown = "; ".join(
@@ -201,7 +201,7 @@ def markdown(document: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    """Print the rows; write JSON where asked, after every row, so that an interrupted run is not lost."""
+    """Print the rows; if requested, write JSON after every row, so that an interrupted run loses nothing."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("-o", "--output", type=Path, help="write everything there too")
     parser.add_argument("--batches", default="1,32")

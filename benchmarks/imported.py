@@ -1,17 +1,17 @@
-"""Imported networks: capsedge's file against the author's PyTorch in eager mode and a plain export.
+"""Imported networks: capsedge's file compared with the author's PyTorch in eager mode and a plain export.
 
     python -m benchmarks.imported [--networks yl_1993 fsanet] [--batch 1 16] [--threads 2]
     python -m benchmarks.imported --list networks.json
 
-Without ``--list``: plain writings in the authors' sizes, with random weights (`imported_networks`). The list
-names authors' own code and weights, and runs that code::
+Without ``--list``: plain implementations in the authors' sizes, with random weights (`imported_networks`).
+The list names the authors' own code and weights; that code is run::
 
     [{"name": "Moeinh77", "code": "author.py:build", "weights": "model.pth",
       "answers": {"iterations": 2, "variant": "new"}}]
 
-with the arguments of `capsedge.import_checkpoint` as answers, paths relative to the list, and
-``"batch": [1]`` where the batch is fixed. The plain export runs in ONNX Runtime. All take turns in one run,
-each in a process of its own; times are minima, ratios are to capsedge's file.
+Answers are arguments of `capsedge.import_checkpoint`, paths are relative to the list, and ``"batch": [1]`` is
+given if the batch is fixed. The plain export runs in ONNX Runtime. All take turns in one run, each in its own
+process; times are minima, ratios are relative to capsedge's file.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from capsedge.runtime.profiling.worker import Limits, Specification
 
 _HERE = Path(__file__).with_name("imported_networks.py")
 _PIXELS = {"height": 32, "width": 32, "scale": 1 / 255}
-# Answers for each network.
+# The answers for each network.
 NETWORKS: dict[str, dict[str, Any]] = {
     "yl_1993_small": {"iterations": 2, "variant": "new", "preprocessing": _PIXELS},
     "yl_1993": {"iterations": 2, "variant": "new"},
@@ -55,11 +55,11 @@ class Network:
     """A network to measure.
 
     Attributes:
-        name: in the report.
-        code: ``author.py:build`` of the author's module, or of the plain writing.
+        name: name in the report.
+        code: ``author.py:build`` for the author's module, or for the plain implementation.
         weights: the file that is imported.
-        answers: arguments of `capsedge.import_checkpoint`.
-        batch: those to measure, where its batch is fixed.
+        answers: arguments for `capsedge.import_checkpoint`.
+        batch: batch sizes to measure, if its batch is fixed.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Network:
 
 
 def plain_export(module: nn.Module, model: CapsuleModel, example: Tensor, path: Path) -> None:
-    """The author's module by ``torch.onnx.export`` alone; its answer is named as in capsedge's file."""
+    """Export the author's module with ``torch.onnx.export`` alone; its output is named as in ours."""
     with torch.no_grad(), on_cpu():
         wanted, answer = model(example), module(example)
     kind, value = matching(answer, _shapes(wanted))
@@ -82,7 +82,7 @@ def plain_export(module: nn.Module, model: CapsuleModel, example: Tensor, path: 
         name if output.data_ptr() == value.data_ptr() else f"other {k}"
         for k, output in enumerate(outputs)
     ]
-    with on_cpu():  # as public code asks for a GPU
+    with on_cpu():  # because public code asks for a GPU
         torch.onnx.export(
             module, (example,), str(path), dynamo=False, opset_version=17,
             input_names=["images"], output_names=names,
@@ -104,7 +104,7 @@ def _differs(model: CapsuleModel, plain: Path, example: Tensor) -> float:
 
 
 def converted(network: Network) -> capsedge.ImportReport:
-    """The network, imported with its answers: options of the import, or its description."""
+    """Import the network with its answers: options of the import, or its description."""
     answers = dict(network.answers)
     known = capsedge.ImportOptions.__dataclass_fields__
     options = {name: answers.pop(name) for name in known if name in answers}
@@ -118,7 +118,7 @@ def converted(network: Network) -> capsedge.ImportReport:
 def measure(
     network: Network, batch: int, threads: int, seconds: float, folder: Path
 ) -> dict[str, Any]:
-    """The times of the three."""
+    """Measure the times of all three."""
     model = converted(network).model
     ours = folder / f"{network.name}.onnx"
     capsedge.export(model, ours)
@@ -131,7 +131,7 @@ def measure(
     source = json.dumps({"module": own.module, "weights": own.weights})
     entrants = [
         Entrant("capsedge", Specification(CAPSEDGE, str(ours), "", threads=threads), network.name),
-        # By itself: ONNX Runtime's Sigmoid may set it apart, and it is timed all the same.
+        # Checked on its own: ONNX Runtime's Sigmoid may make it differ, and it is timed regardless.
         Entrant("plain export", Specification("ort", str(plain), "", threads=threads), "plain"),
         Entrant(
             "author's PyTorch",
@@ -151,7 +151,7 @@ def measure(
 
 
 def _entry(entry: Entry, first: float) -> dict[str, Any]:
-    """One entrant's times; of one whose answers differ too much there are none."""
+    """One entrant's times; none if its answers differ too much."""
     least = min(entry.samples, default=None)
     return {
         "name": entry.name,
@@ -184,7 +184,7 @@ def markdown(document: dict[str, Any]) -> str:
 
 
 def header(document: dict[str, Any]) -> str:
-    """What stands above the table."""
+    """The text above the table."""
     machine = document["machine"]
     return f"""# Imported networks against their authors' PyTorch
 
@@ -198,7 +198,7 @@ the plain export of EM networks come from ONNX Runtime's Sigmoid.
 
 
 def built_in(names: list[str], folder: Path) -> list[Network]:
-    """Networks of this package's writing, with random weights."""
+    """Networks implemented in this package, with random weights."""
     found = []
     for name in names:
         torch.manual_seed(1)
@@ -210,7 +210,7 @@ def built_in(names: list[str], folder: Path) -> list[Network]:
 
 
 def listed(path: Path) -> list[Network]:
-    """Authors' own networks with their weights."""
+    """The authors' own networks, with their weights."""
     found = []
     for entry in json.loads(path.read_text()):
         file, _, function = entry["code"].rpartition(":")

@@ -1,6 +1,6 @@
-"""Public networks in their authors' sizes, in plain PyTorch: what `imported` runs without fetched files.
+"""Public networks in their authors' sizes, in plain PyTorch, which `imported` runs without fetched files.
 
-The writings are those of the tests (`tests.importers.families`); weights are random.
+The implementations are those of the tests (`tests.importers.families`); weights are random.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ def yl_1993_small() -> nn.Module:
 
 
 def yl_1993() -> nn.Module:
-    """yl-1993's code as it is (32 everywhere), ten classes."""
+    """yl-1993's code unchanged (32 everywhere), ten classes."""
     return Yl1993(sizes=(32, 32, 32, 32, 10)).eval()
 
 
 def yl_1993_signs() -> nn.Module:
-    """The small one for the 43 classes of German traffic signs."""
+    """The small network, for the 43 classes of German traffic signs."""
     return Yl1993(sizes=(64, 8, 16, 16, 43)).eval()
 
 
 def fsanet() -> nn.Module:
-    """FSA-Net with a learned score of its maps."""
+    """FSA-Net with learned scores for its maps."""
     return FsaNet("convolution", 99.0).eval()

@@ -1,7 +1,7 @@
-// What capsedge_run costs beside ONNX Runtime's own C call, in one process and in turns:
+// What capsedge_run costs compared with ONNX Runtime's own C call, in one process and in turns:
 //   libcapsedge ONNXRUNTIME MODEL CALLS BLOCKS
-// The peer has its values made once, outside of what is timed: the leanest call there is. Prints a line a block:
-// nanoseconds a call of ONNX Runtime, and of capsedge_run. Built and run by benchmarks/libcapsedge.py.
+// The peer's values are created once, outside the timed part: the leanest possible call. Prints a line per block:
+// nanoseconds per call of ONNX Runtime, and of capsedge_run. Built and run by benchmarks/libcapsedge.py.
 #include <dlfcn.h>
 
 #include <chrono>

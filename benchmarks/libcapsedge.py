@@ -1,4 +1,4 @@
-"""libcapsedge: what a call costs over ONNX Runtime's own, how soon the first answer is there, and its size.
+"""libcapsedge: overhead of a call over ONNX Runtime's own, time to the first answer, and size.
 
 python -m benchmarks.libcapsedge [--json]
 """
@@ -29,7 +29,7 @@ SAMPLE = ROOT / "capsedge" / "zoo" / "samples" / "digit-7.png"
 
 
 def compiled(source: Path, folder: Path, *flags: str) -> Path:
-    """A program from one C++ file, linked with the installed libcapsedge."""
+    """Compile a program from one C++ file, linked with the installed libcapsedge."""
     found = find_embedding()
     program = folder / source.stem
     subprocess.run(
@@ -41,7 +41,7 @@ def compiled(source: Path, folder: Path, *flags: str) -> Path:
 
 
 def call_overhead(folder: Path, model: Path, calls: int, blocks: int) -> dict[str, float]:
-    """Microseconds a call, medians over blocks that take turns."""
+    """Microseconds per call, as medians over interleaved blocks."""
     program = compiled(
         ROOT / "benchmarks" / "libcapsedge.cpp",
         folder,
@@ -64,14 +64,14 @@ def call_overhead(folder: Path, model: Path, calls: int, blocks: int) -> dict[st
 
 
 def first_answer(folder: Path, runs: int) -> dict[str, float]:
-    """Milliseconds from starting `classify` on an image to its end; files are in the system's cache."""
+    """Milliseconds from start to end of `classify` on one image, with files in the system's cache."""
     found = find_embedding()
     source, program = found.examples / "classify.c", folder / "classify"
     subprocess.run(
         ["cc", "-std=c99", "-O2", *found.cflags, str(source), "-o", str(program), *found.libs],
         check=True,
     )
-    image = folder / "image.pgm"  # which the program reads without libpng
+    image = folder / "image.pgm"  # a format that the program reads without libpng
     with Image.open(SAMPLE) as picture:
         picture.save(image)
     command = [str(program), str(default_model()), str(image)]
@@ -85,7 +85,7 @@ def first_answer(folder: Path, runs: int) -> dict[str, float]:
 
 
 def stripped_bytes(folder: Path) -> int:
-    """Size of the library without symbols for debugging."""
+    """The size of the library without debug symbols."""
     copy = folder / "stripped.so"
     subprocess.run(["strip", "-o", str(copy), str(find_embedding().library)], check=True)
     return copy.stat().st_size

@@ -1,11 +1,11 @@
-"""Networks as C on a Cortex-M that QEMU emulates: instructions, flash and RAM, against other generators of C.
+"""Networks as C on a Cortex-M emulated by QEMU: instructions, flash and RAM, against other C generators.
 
     python -m benchmarks.microcontroller --sources ~/src --int8 digits-em.int8.onnx --write
 
-The peers know no capsule operator, so they get the same networks with standard operators only: emx-onnx-cgen
-(pip install emx-onnx-cgen, in an environment of its own), and onnx2c as built in DIR/onnx2c/build of
---sources. With DIR/Q7-CapsNets and DIR/CMSIS_5 (tag 5.8.0), the table has Q7-CapsNets' MNIST network too.
-A peer that is absent is left out.
+The peers do not know capsule operators, so they get the same networks in standard operators only. They are
+emx-onnx-cgen (pip install emx-onnx-cgen, in its own environment), and onnx2c as built in DIR/onnx2c/build,
+where DIR is given by --sources. With DIR/Q7-CapsNets and DIR/CMSIS_5 (tag 5.8.0), the table also has
+Q7-CapsNets' MNIST network. Missing peers are omitted.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/benchmarks/microcontroller.md"
 BEGIN, END = "<!-- microcontroller: begin -->", "<!-- microcontroller: end -->"
 MODELS = ("digits-em", "digits-dynamic")
-OURS = {  # by what it is called: the flags
+OURS = {  # flags by the name in the table
     "capsedge, equal bits everywhere": ("-std=c99", "-O2", "-ffp-contract=off"),
     "capsedge": ("-std=gnu11", "-O2"),
 }
 PEERS = ("-std=gnu11", "-O3")
-STACK = 3 << 19  # bytes: one peer keeps all values of a network there
-NEAR = 1e-3  # within which the peers' results must be ours
+STACK = 3 << 19  # bytes; one peer keeps all values of a network on the stack
+NEAR = 1e-3  # largest difference allowed between the peers' results and ours
 
 
 class Candidate(NamedTuple):
-    """A network as C, by one generator.
+    """A network as C, written by one generator.
 
     Attributes:
         files: ``net.h`` and ``net.c``, with the functions of capsedge's C.
         description: the parts of ``NAME.json`` that `measure` reads.
-        flags: of the compiler.
-        sources: C files that are compiled besides ``net.c``, each on its own.
+        flags: compiler flags.
+        sources: further C files to compile besides ``net.c``, each separately.
     """
 
     files: dict[str, bytes]
@@ -60,15 +60,15 @@ class Candidate(NamedTuple):
 
 
 def ours(file: Path, flags: tuple[str, ...]) -> Candidate:
-    """The C of capsedge."""
+    """The C code written by capsedge."""
     return Candidate(*generate(file.read_bytes(), file, "net"), flags)
 
 
 def standard(file: Path, target: Path) -> list[str]:
-    """Write a network of one image with standard operators only, folded, without pictures.
+    """Write a network for one image with standard operators only, folded, without reconstructions.
 
     Returns:
-        The names of its outputs.
+        The names of the outputs.
     """
     model = onnx.load(file)
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
@@ -87,13 +87,13 @@ def standard(file: Path, target: Path) -> list[str]:
 def peer(
     command: Sequence[str], entry: str, like: Candidate, names: Sequence[str], source: Path
 ) -> Candidate:
-    """The C of another generator, behind the functions of ours.
+    """The C code of another generator, wrapped in the functions of ours.
 
     Args:
         command: writes ``source``, or prints it.
-        entry: its function; the input, then the outputs.
-        like: the same network by capsedge.
-        names: of the outputs, in their order.
+        entry: its function, which takes the input, then the outputs.
+        like: the same network as written by capsedge.
+        names: names of the outputs, in order.
     """
     done = subprocess.run(command, check=True, capture_output=True)
     if not source.exists():
@@ -141,7 +141,7 @@ def results(candidate: Candidate, folder: Path) -> dict[str, np.ndarray]:
 
 
 def sizes(candidate: Candidate, board: measure.Board, folder: Path) -> tuple[int, int]:
-    """Bytes of flash, and of RAM: variables, arena and stack."""
+    """Bytes of flash, and of RAM (variables, arena and stack)."""
     for name in ("net.h", "net.c"):
         (folder / name).write_bytes(candidate.files[name])
     words = [board.compiler, *candidate.flags, "-DCAPSEDGE_STEP(n)=", *board.flags]
@@ -165,7 +165,7 @@ def sizes(candidate: Candidate, board: measure.Board, folder: Path) -> tuple[int
 
 
 def line(network: str, tool: str, candidate: Candidate, boards: Sequence[str]) -> list[str]:
-    """A line of the table."""
+    """One line of the table."""
     counts = []
     for key in boards:
         flags = (*candidate.flags, *candidate.sources)
@@ -181,7 +181,7 @@ def line(network: str, tool: str, candidate: Candidate, boards: Sequence[str]) -
 
 
 def rows(file: Path, tools: dict[str, str], boards: Sequence[str]) -> list[list[str]]:
-    """The table's lines of one network."""
+    """The lines of the table for one network."""
     found = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -223,7 +223,7 @@ def rows(file: Path, tools: dict[str, str], boards: Sequence[str]) -> list[list[
 
 
 def main() -> None:
-    """Measure and print; write the page's table if asked."""
+    """Measure and print; write the page's table if requested."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--sources", type=Path, help="folder with the peers' sources")
     parser.add_argument("--emx", help="emx-onnx-cgen, if it is not on the path")

@@ -1,15 +1,14 @@
 """Each fused CPU operator against its floor: ``python -m benchmarks.operators [--threads 2] [--json FILE]``.
 
-The floor of a layer is the larger of two times: its multiply-adds at the rate at which this machine does
-multiply-adds out of registers, and its inputs, weights and outputs, each once, at the rate at which it reads
-memory. Both rates are measured in the same run by capsedge/runtime/native/tests/floor.cpp, with as many
-threads.
-Multiply-adds are those of the procedure: every vote once, and what routing does with it in every iteration.
-Kernels make votes several times rather than store them; that counts against them.
+The floor of a layer is the larger of two times: that of its multiply-adds at this machine's rate for
+multiply-adds on registers, and that of reading its inputs, weights and outputs once each at its memory
+bandwidth. Both rates are measured in the same run by capsedge/runtime/native/tests/floor.cpp, with the same
+number of threads. Multiply-adds are those of the procedure: every vote once, and what routing does with it in
+every iteration. Kernels compute votes several times rather than store them; that counts against them.
 
-Layers run in ONNX Runtime with the operator library, one node a file. The best of many runs is compared
-with the floor, because the floor is a best too; the median stands beside it. A layer can be faster than
-reading its weights from memory, since between runs they stay in the last cache.
+Layers run in ONNX Runtime with the operator library, one node per file. The best of many runs is compared
+with the floor, because the floor is also a best value; the median is given too. A layer can be faster than
+reading its weights from memory, since they stay in the last-level cache between runs.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ Arrays = dict[str, NDArray[np.float32]]
 
 @dataclass(frozen=True)
 class Layer:
-    """One node with inputs of the size that a published model has."""
+    """One node with inputs in the sizes of a published model."""
 
     name: str
     operator: str
@@ -52,7 +51,7 @@ class Layer:
 
     @property
     def bytes(self) -> int:
-        """Inputs, weights and outputs, each once."""
+        """The size of inputs, weights and outputs, each counted once."""
         return sum(x.nbytes for x in self.inputs.values()) + 4 * self.output_floats
 
 
@@ -100,7 +99,7 @@ def _em(
         "shared": int(shared),
         "epsilon": 1e-6,
     }
-    # An M-step weighs a vote and adds it and its square, an E-step squares a deviation and weighs it.
+    # An M-step weights a vote and adds it and its square; an E-step squares a deviation and weights it.
     per_vote = 4 + 3 * iterations + 2 * (iterations - 1)
     votes = n * grid * grid * children * m * p
     return Layer(name, "EMRouting", attributes, inputs, votes * per_vote, n * grid * grid * m * 17)
@@ -139,7 +138,7 @@ def _self_attention(name: str, n: int, i: int, j: int, pin: int, pout: int) -> L
         "bias": 0.1 * _normal(i, j),
     }
     outputs = n * j * pout
-    # A vote is added up, compared with the sum, and weighed.
+    # A vote is summed, compared with the sum, and weighted.
     per_vote = pin + 3
     return Layer(
         name, "SelfAttentionRouting", {"epsilon": 1e-20}, inputs, i * outputs * per_vote, outputs
@@ -147,7 +146,7 @@ def _self_attention(name: str, n: int, i: int, j: int, pin: int, pout: int) -> L
 
 
 def layers() -> Iterator[Layer]:
-    """Routing layers of the published models, batch 1 and 16."""
+    """The routing layers of the published models, at batch sizes 1 and 16."""
     for n in (1, 16):
         yield _squash(f"CapsNet-MNIST primary capsules, batch {n}", n * 1152, 8)
         yield _dynamic(f"CapsNet-MNIST digit capsules, batch {n}", n, 1152, 10, 8, 16)
@@ -162,7 +161,7 @@ def layers() -> Iterator[Layer]:
 
 
 def session_of(layer: Layer, threads: int) -> tuple[Any, Arrays]:
-    """A session over the layer with its weights in the file, and what to feed it."""
+    """A session for the layer with its weights in the file, and its inputs."""
     import onnxruntime
     from onnx import TensorProto, helper, numpy_helper
 
@@ -192,7 +191,7 @@ def session_of(layer: Layer, threads: int) -> tuple[Any, Arrays]:
 
 
 def measure(layer: Layer, threads: int, seconds: float) -> dict[str, float]:
-    """Median, spread and best of as many runs as fit ``seconds``, at least ten."""
+    """Median, spread and best of as many runs as fit into ``seconds``, but at least ten."""
     session, feed = session_of(layer, threads)
     session.run(None, feed)
     times: list[float] = []
@@ -205,7 +204,7 @@ def measure(layer: Layer, threads: int, seconds: float) -> dict[str, float]:
 
 
 def measure_floor(program: Path, threads: int) -> dict[str, float]:
-    """Multiply-adds and bytes a second."""
+    """The machine's multiply-adds and bytes per second."""
     found = subprocess.run([program, str(threads)], capture_output=True, text=True, check=True)
     return dict(json.loads(found.stdout))
 
@@ -223,7 +222,7 @@ def build_floor(folder: Path) -> Path:
 
 
 def run(threads: int, seconds: float, matching: str) -> dict[str, Any]:
-    """Everything, as one document."""
+    """Measure everything, as one document."""
     with tempfile.TemporaryDirectory() as folder:
         program = build_floor(Path(folder))
         before = measure_floor(program, threads)
@@ -261,7 +260,7 @@ def run(threads: int, seconds: float, matching: str) -> dict[str, Any]:
 
 
 def markdown(document: dict[str, Any]) -> str:
-    """The document as a table with the machine above it."""
+    """The document as a table, with the machine described above it."""
     lines = [
         f"{document['machine']['cpu']}, {document['threads']} threads: "
         f"{document['multiply_adds_per_second'] / 1e9:.1f} billion multiply-adds and "
@@ -280,7 +279,7 @@ def markdown(document: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Print the table; write JSON where asked."""
+    """Print the table; write JSON if requested."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=2.0, help="for each layer")

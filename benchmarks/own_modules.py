@@ -1,8 +1,8 @@
-"""Plain PyTorch CapsNets, exported by one command, against the same network written with ``capsedge.ops``.
+"""Plain PyTorch CapsNets, exported with one command, compared with the same network in ``capsedge.ops``.
 
     python -m benchmarks.own_modules [--width 256] [--types 32] [--seconds 3]
 
-All files run in turns in one run; the last column is the time as a share of that of the operators' file.
+All files take turns in one run; the last column is the time relative to that of the operators' file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from capsedge.runtime.profiling.worker import Limits, Specification
 
 
 def ratios(width: int, types: int, seconds: float, folder: Path) -> dict[str, tuple[float, float]]:
-    """Median in milliseconds, and its share of the operators', by the name of the style."""
+    """Median in milliseconds, and its ratio to the operators' median, by the name of the style."""
     entrants = []
     for kind in (WithOps, *STYLES):
         torch.manual_seed(1)

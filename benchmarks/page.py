@@ -1,9 +1,9 @@
-"""How fast the page is: from a slider to its picture, and from the address to the first answer.
+"""How fast the page is: from moving a slider to its picture, and from opening it to the first answer.
 
     python -m benchmarks.page [--turns 400] [-o page.json]
 
-Needs ``make web`` and Chromium. The peer is ONNX Runtime in Python in the same run: the decoder by itself,
-and a fresh process that loads the model and classifies one image.
+Needs ``make web`` and Chromium. The peer is ONNX Runtime in Python in the same run: the decoder alone, and a
+fresh process that loads the model and classifies one image.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ROUNDS = 3  # the page and its peer take turns
 
 
 def decoding(session: capsedge.Session, turns: int) -> list[float]:
-    """Milliseconds of each picture that Python decodes."""
+    """Milliseconds for each picture that Python decodes."""
     (prediction,) = session.predict(SAMPLE)
     pose, index = prediction.poses[prediction.labels[0].index], prediction.labels[0].index
     times = []
@@ -44,7 +44,7 @@ def decoding(session: capsedge.Session, turns: int) -> list[float]:
 
 
 def fresh(model: Path) -> float:
-    """Milliseconds of a process that loads the model and classifies an image."""
+    """Milliseconds for a process that loads the model and classifies an image."""
     code = f"import capsedge; capsedge.load({str(model)!r}).predict({str(SAMPLE)!r})"
     start = time.perf_counter()
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -78,7 +78,7 @@ def measure(folder: Path, turns: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, print, and write."""
+    """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--turns", type=int, default=400)
     parser.add_argument("-o", "--output", type=Path)

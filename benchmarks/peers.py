@@ -1,12 +1,12 @@
-"""The same models through capsedge and through every peer that a user would pick instead.
+"""The same models in capsedge and in every peer that a user might choose instead.
 
     python -m benchmarks.peers -o docs/benchmarks
     python -m benchmarks.peers --models em-smallnorb:3 --batches 1 --threads 2 --seconds 1
 
-Each peer runs in its own process; rounds are interleaved (A B C A B C ...), so that a drift of the machine
-meets all of them. Before any timing every peer's outputs are compared with torch eager; a peer that computes
-something else is reported as such and not timed. Writes peers.json, peers.md and peers.png. A long run may be
-made in parts: what an earlier run on the same machine wrote there stays, unless it is measured again.
+Each peer runs in its own process; rounds are interleaved (A B C A B C ...), so that drift in the machine
+affects all of them. Before any timing, every peer's outputs are compared with eager torch; a peer that
+computes something else is reported and not timed. Writes peers.json, peers.md and peers.png. A long run can
+be split: what an earlier run on the same machine wrote there is kept, unless it is measured again.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ WORKER: Final = (sys.executable, "-m", "benchmarks.runtimes")
 
 
 def prepare(model: str, folder: Path, batch: int) -> np.ndarray:
-    """Write the files that the peers load: a checkpoint, three exports; returns images."""
+    """Write the files that the peers load (a checkpoint and three exports); returns images."""
     import torch
 
     from capsedge.exporters.export import export
@@ -86,7 +86,7 @@ def measure(
     rounds: int,
     seconds: float,
 ) -> list[dict[str, Any]]:
-    """One row a peer; ``folder`` holds the model's files."""
+    """Measure one row per peer; ``folder`` holds the model's files."""
     entrants = []
     for name in (REFERENCE, *(peer for peer in peers if peer != REFERENCE)):
         file = str(folder / PEERS[name].model)
@@ -166,7 +166,7 @@ def markdown(document: dict[str, Any]) -> str:
 
 
 def chart(document: dict[str, Any], path: Path) -> None:
-    """Latency of every peer, one panel a model, at the largest number of threads."""
+    """Draw the latency of every peer, one panel per model, at the largest number of threads."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -207,7 +207,7 @@ def chart(document: dict[str, Any], path: Path) -> None:
 
 
 def kept_rows(path: Path, todo: Sequence[tuple[int, int, str]]) -> list[dict[str, Any]]:
-    """Rows of an earlier run on this machine that are not measured again."""
+    """Rows from an earlier run on this machine that are not measured again."""
     if not path.exists():
         return []
     before = json.loads(path.read_text())
@@ -217,7 +217,7 @@ def kept_rows(path: Path, todo: Sequence[tuple[int, int, str]]) -> list[dict[str
 
 
 def order(row: dict[str, Any]) -> tuple[int, int, int, int]:
-    """Place of a row in the tables."""
+    """The sort key of a row in the tables."""
     model, peer = (
         known.index(row[key]) if row[key] in known else len(known)
         for key, known in (("model", MODELS), ("peer", list(PEERS)))
@@ -262,7 +262,7 @@ def main() -> None:
                 options.seconds,
             )
             document["rows"].sort(key=order)
-            # Written as it grows: a long run that is interrupted loses nothing.
+            # Written after each step, so that a long run loses nothing if it is interrupted.
             text = json.dumps(document, indent=1)
             (options.output / "peers.json").write_text(text)
             (options.output / "peers.md").write_text(markdown(document))

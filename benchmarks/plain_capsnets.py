@@ -1,4 +1,4 @@
-"""CapsNets as public repositories write them in plain PyTorch, written anew, and one with ``capsedge.ops``.
+"""CapsNets in the plain PyTorch style of public repositories, rewritten, and one with ``capsedge.ops``.
 
 All have the paper's architecture (Sabour et al. 2017) and, at the same sizes, nearly the same work. They
 differ in how capsules are grouped, how weights are laid out and how routing is written.
@@ -17,23 +17,23 @@ CLASSES, POSE, DEPTH = 10, 16, 8
 
 
 def squash_added(s: Tensor, dim: int = -1) -> Tensor:
-    """With an epsilon added to the norm."""
+    """Squash with an epsilon added to the norm."""
     norm = torch.norm(s, dim=dim, keepdim=True)
     return norm**2 / (1 + norm**2) / (norm + 1e-8) * s
 
 
 def squash_bare(s: Tensor, dim: int = -1) -> Tensor:
-    """Without an epsilon."""
+    """Squash without an epsilon."""
     square = (s**2).sum(dim=dim, keepdim=True)
     return square / (1 + square) * s / torch.sqrt(square)
 
 
 class Base(nn.Module):
-    """The stem.
+    """The shared stem.
 
     Args:
-        width: channels of the first convolution; 256 in the paper.
-        types: types of primary capsules; 32 in the paper.
+        width: number of channels of the first convolution; 256 in the paper.
+        types: number of primary capsule types; 32 in the paper.
     """
 
     def __init__(self, width: int = 256, types: int = 32) -> None:
@@ -102,7 +102,7 @@ class Havir(Base):
 
 
 class Bielski(Base):
-    """Capsules by channel; [I,Q,J·P]; a learned prior; n + 1 weighted sums."""
+    """Capsules from channels; [I,Q,J·P]; a learned prior; n + 1 weighted sums."""
 
     def __init__(self, width: int = 256, types: int = 32) -> None:
         super().__init__(width, types)
@@ -147,7 +147,7 @@ class Haudoi(Base):
 
 
 class WithOps(Base):
-    """The same with the package's operators."""
+    """The same network with the package's operators."""
 
     def __init__(self, width: int = 256, types: int = 32) -> None:
         super().__init__(width, types)

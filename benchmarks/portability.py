@@ -1,10 +1,10 @@
-"""The same file on every runtime: does it convert, is it right, how fast is it.
+"""The same file in every runtime: whether it converts, whether it is correct, and how fast it is.
 
     python -m benchmarks.portability --environments DIR
 
-Each runtime runs in a process of its own, by the interpreter of ``DIR/RUNTIME`` (``tools/runtimes.sh DIR``
-makes them; without one, by this interpreter). A runtime that is missing, crashes or is wrong is a row of the
-table. Writes ``portability.json``, and with ``--document`` the table into a page.
+Each runtime runs in its own process, under the interpreter in ``DIR/RUNTIME`` (``tools/runtimes.sh DIR``
+creates them), or under this one if there is none. A runtime that is missing, crashes or is wrong still has a
+row in the table. Writes ``portability.json`` and, with ``--document``, the table into a page.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ MODELS = (*ZOO, "capsnet-mnist", "em-smallnorb", "attention-cifar10-simple")
 INT8 = ("onnxruntime", "openvino", "litert", "tract")  # runtimes that the INT8 files are run on
 PRECISIONS = ("fp32", "int8")
 IMAGES = 20
-TOLERANCE = 1e-3  # of an output's largest magnitude; more is wrong
-INT8_TOLERANCE = 0.1  # runtimes round between 8-bit values differently
+TOLERANCE = 1e-3  # relative to an output's largest magnitude; larger differences are wrong
+INT8_TOLERANCE = 0.1  # larger, because runtimes round to 8-bit values differently
 DOCUMENT = Path("docs/how-to/runtimes.md")
 BEGIN, END = "<!-- portability: begin -->", "<!-- portability: end -->"
 
 
 @dataclass(frozen=True)
 class Row:
-    """One runtime on one model in one precision.
+    """One runtime with one model in one precision.
 
     Attributes:
-        converts: whether it took the file and answered.
-        difference: the largest, over the outputs, relative to each output's largest magnitude; from the same
-            file in ONNX Runtime.
-        flips: images of ``IMAGES`` whose decision is another.
-        median_ms, ours_ms: of one image; ours by the fused operators.
+        converts: whether it accepted the file and answered.
+        difference: largest difference over all outputs from the same file in ONNX Runtime, relative to each
+            output's largest magnitude.
+        flips: number of images in ``IMAGES`` with a different decision.
+        median_ms, ours_ms: median times for one image, in this runtime and with our fused operators.
         problem: why it does not convert, or what is wrong.
     """
 
@@ -68,13 +68,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Prepared:
-    """The files of one model in one precision, and what is right.
+    """The files of one model in one precision, and the correct results.
 
     Attributes:
-        files: by runtime; ``""`` for those that have none of their own.
+        files: the file for each runtime; ``""`` is for those without a file of their own.
         inputs: images by input name, as an ``.npz`` file.
-        outputs: by name, as ONNX Runtime computes them; the scores first.
-        ours_ms: of the fused operators.
+        outputs: outputs by name, as computed by ONNX Runtime, the scores first.
+        ours_ms: median time with the fused operators.
     """
 
     files: dict[str, Path]
@@ -84,7 +84,7 @@ class Prepared:
 
 
 def interpreter(runtime: str, environments: Path | None) -> str:
-    """The interpreter that has a runtime: of its folder, else this one."""
+    """The interpreter for a runtime: the one in its folder, otherwise this one."""
     if environments is not None:
         for folder in ("bin/python", "Scripts/python.exe"):
             place = environments / runtime / folder
@@ -94,12 +94,12 @@ def interpreter(runtime: str, environments: Path | None) -> str:
 
 
 def judge(found: dict[str, NDArray[Any]], wanted: dict[str, NDArray[Any]]) -> tuple[float, int]:
-    """Largest relative difference, and how many decisions differ.
+    """The largest relative difference, and the number of decisions that differ.
 
-    Outputs are matched by name, else by the number of their elements, else by order.
+    Outputs are matched by name, otherwise by their number of elements, otherwise by order.
 
     Raises:
-        ValueError: an output is missing, or has another number of elements.
+        ValueError: an output is missing, or has a different number of elements.
     """
     worst, flips = 0.0, 0
     for number, (name, reference) in enumerate(wanted.items()):
@@ -132,7 +132,7 @@ def row(
             threads=2, single=True,
         )  # fmt: skip
         try:
-            # Of this interpreter's packages, none for another's.
+            # Another interpreter must not see this one's packages.
             with Worker(asked, (python, "-I", str(WORKER)), limit) as worker:
                 found, said = worker.outputs(), worker.first["version"]
                 samples, _ = worker.round(Limits(0.0, seconds, 3))
@@ -151,7 +151,7 @@ def row(
 
 
 def prepare(model: str, folder: Path) -> dict[str, Prepared]:
-    """Export a model in both precisions; the INT8 files of untrained weights are made without a gate."""
+    """Export a model in both precisions; with untrained weights, the INT8 files are made without a gate."""
     import capsedge
     from capsedge.datasets import from_iterable
     from capsedge.exporters.export import export
@@ -184,7 +184,7 @@ def prepare(model: str, folder: Path) -> dict[str, Prepared]:
 
 
 def write_int8(model: Path, output: Path, calibration: Any, target: str) -> Path:
-    """A file with everything that the target's runtime can take in INT8, without a gate."""
+    """Write a file with everything in INT8 that the target's runtime supports, without a gate."""
     from capsedge.calibration.float_model import FloatModel, uniform_assignment
 
     source = FloatModel(model, runtime=None if target == "ort-cpu" else target)
@@ -195,7 +195,7 @@ def write_int8(model: Path, output: Path, calibration: Any, target: str) -> Path
 
 
 def write_program(source: Any, images: NDArray[np.float32], output: Path) -> Path:
-    """The program of ``torch.export`` for images of one batch, in standard operators."""
+    """Write the ``torch.export`` program for images at one batch size, in standard operators."""
     import torch
 
     from capsedge.models.ops import decompositions
@@ -206,7 +206,7 @@ def write_program(source: Any, images: NDArray[np.float32], output: Path) -> Pat
 
 
 def _outputs_of(source: Any) -> Any:
-    """The model as a module that returns its scores and poses, as ``torch.export`` wants them."""
+    """The model as a module that returns its scores and poses in the form ``torch.export`` needs."""
     from torch import nn
 
     class Outputs(nn.Module):
@@ -222,7 +222,7 @@ def _outputs_of(source: Any) -> Any:
 
 
 def _answers(file: Path, images: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
-    """What ONNX Runtime computes of a file of batch 1, without the operator library; the scores first."""
+    """The outputs of a batch-1 file in ONNX Runtime, without the operator library; the scores first."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
@@ -232,7 +232,7 @@ def _answers(file: Path, images: NDArray[np.float32]) -> dict[str, NDArray[Any]]
 
 
 def markdown(document: dict[str, Any]) -> str:
-    """The table, and what it was measured on."""
+    """The table, and a description of what it was measured on."""
     lines = [
         f"{document['machine']['cpu']}, 2 threads, batch 1, {IMAGES} images; `{document['command']}`.",
         "",
@@ -255,7 +255,7 @@ def markdown(document: dict[str, Any]) -> str:
 
 
 def _cell(text: str) -> str:
-    """An error as one cell of a table."""
+    """An error as a table cell."""
     short = " ".join(text.split())
     short = short if len(short) <= 160 else short[:157] + "..."
     return short.replace("|", "\\|").replace("<", "&lt;")
@@ -271,7 +271,7 @@ def write_table(text: str, path: Path = DOCUMENT) -> None:
 
 
 def order(r: dict[str, Any]) -> tuple[int, int, int]:
-    """Place of a row in the table."""
+    """The sort key of a row in the table."""
     places = ((RUNTIMES, "runtime"), (PRECISIONS, "precision"), (MODELS, "model"))
     a, b, c = (k.index(r[n]) if r[n] in k else len(k) for k, n in places)
     return a, b, c
@@ -322,7 +322,7 @@ def main() -> None:
                     rows[:] = [r for r in rows if (r["runtime"], r["model"], r["precision"]) != key]
                     rows.append(asdict(made))
                     rows.sort(key=order)
-                    # Written as it grows: a long run that is interrupted loses nothing.
+                    # Written after each step, so that a long run loses nothing if it is interrupted.
                     place.write_text(json.dumps(document, indent=1))
     text = markdown(document)
     if options.document is not None:

@@ -1,10 +1,10 @@
 """How far ``capsedge profile`` and ``inspect --forecast`` can be trusted: ``python -m benchmarks.profiling
 MODEL...``
 
-For each ONNX file: the overhead of profiling without time by operator (a bare loop of runs and the
-profiler's loop,
-in turns), the operators' sum over the median of whole runs, and the forecast of activations over what
-ONNX Runtime's allocator was asked for: in the first run, and in the next one, when it has planned a block.
+For each ONNX file, it reports the overhead of profiling without times per operator (a bare loop of runs and
+the profiler's loop take turns); the sum of the operators' times relative to the median of whole runs; and the
+forecast of activations relative to what was requested from ONNX Runtime's allocator, both in the first run
+and in the next one, by when it has planned a block.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ ROUNDS = 30
 
 
 def overhead(run: Callable[[], Any], seconds: float) -> float:
-    """Time of a run in the profiler's loop over that in a bare loop, less one: median over rounds in
-    turns."""
+    """The time of a run in the profiler's loop relative to that in a bare loop, minus one: the median over
+    interleaved rounds."""
     start = time.perf_counter()
     for _ in range(5):
         run()
@@ -50,7 +50,7 @@ def overhead(run: Callable[[], Any], seconds: float) -> float:
 
 
 def arena(session: capsedge.Session, feeds: Feeds) -> tuple[int, int]:
-    """Bytes asked for of ONNX Runtime's allocator, at most, in the first and in the second run."""
+    """Peak bytes requested from ONNX Runtime's allocator in the first and in the second run."""
     assert isinstance(session.backend, ProfiledBackend)
     with session.backend.profiled_runs(feeds) as profiled:
         for _ in range(2):
@@ -62,7 +62,7 @@ def arena(session: capsedge.Session, feeds: Feeds) -> tuple[int, int]:
 
 
 def main() -> None:
-    """Measure and print a row a model."""
+    """Measure and print a row per model."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", nargs="+", type=Path)
     parser.add_argument("--batch", type=int, default=1)

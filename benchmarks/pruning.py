@@ -1,10 +1,10 @@
-"""Pruned networks, their INT8 files and cascades against the plain FP32 export of the network they come from.
+"""Pruned networks, their INT8 files and cascades compared with the plain FP32 export of their parent network.
 
     python -m benchmarks.pruning PARENT.safetensors FILE.onnx... [--data mnist] [--batch 1 16] [--threads 2]
 
-The plain export has standard operators alone and no rewrites. Sessions take turns, round by round, in one
-process; times are the least of all rounds, ratios are to the plain export. With ``--data`` the test images of
-the data set are run, not random ones, and their accuracy is given.
+The plain export has only standard operators and no rewrites. Sessions take turns, round by round, in one
+process; times are minima over all rounds, ratios are relative to the plain export. With ``--data``, the data
+set's test images are used instead of random ones, and the accuracy is reported.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ROUNDS, _SECONDS = 12, 0.25
 def times(
     sessions: dict[str, Session], images: NDArray[np.float32], batch: int
 ) -> dict[str, float]:
-    """Least seconds per image of each, over rounds in turns; each round runs on other images."""
+    """The minimum seconds per image for each, over interleaved rounds; each round uses other images."""
     least = dict.fromkeys(sessions, np.inf)
     for number in range(_ROUNDS):
         for name, session in sessions.items():
@@ -49,7 +49,7 @@ def times(
 
 
 def accuracy(session: Session, data: ImageSet, images: NDArray[np.float32]) -> float:
-    """Share of right answers."""
+    """The share of correct answers."""
     assert session.roles.scores is not None
     right = done = 0
     for _, outputs in session.run_batches(images, [session.roles.scores]):
@@ -60,7 +60,7 @@ def accuracy(session: Session, data: ImageSet, images: NDArray[np.float32]) -> f
 
 
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """All files, with the parent's plain export in front."""
+    """Measure all files, starting with the parent's plain export."""
     model = load_checkpoint(options.parent)
     plain = folder / "plain.onnx"
     capsedge.export(

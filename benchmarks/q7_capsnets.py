@@ -1,8 +1,8 @@
-"""Q7-CapsNets' own C, with its own trained weights, behind the functions of capsedge's C.
+"""Q7-CapsNets' own C code with its own trained weights, wrapped in the functions of capsedge's C.
 
-Costa, Costa, Gomes and Pinto, "Shifting Capsule Networks from the Cloud to the Deep Edge" (2021): kernels by
-hand for INT8 capsules, on CMSIS-NN. Their program for MNIST is tied to one board, so the function that calls
-their kernels is written here; its numbers and weights come from their header files.
+Costa, Costa, Gomes and Pinto, "Shifting Capsule Networks from the Cloud to the Deep Edge" (2021):
+hand-written kernels for INT8 capsules, on top of CMSIS-NN. Their MNIST program is tied to one board, so the
+function that calls their kernels is written here; its numbers and weights come from their header files.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _HEADER = """#include <stdint.h>
 typedef struct { float *lengths; } net_outputs;
 void net_run(void *arena, const float *input, net_outputs *outputs);
 """
-# The weights are constants, where their program copies them to RAM; its buffers are as large as there.
+# The weights are constants, whereas their program copies them to RAM; buffers are as large as theirs.
 _NETWORK = """
 #include "params_mnist.h"
 #undef wt
@@ -92,13 +92,13 @@ void net_run(void *arena, const float *input, net_outputs *outputs) {
 def programs(
     sources: Path,
 ) -> dict[str, tuple[dict[str, bytes], dict[str, Any], tuple[str, ...], tuple[str, ...]]]:
-    """Their network, by how it is compiled, as `benchmarks.microcontroller.Candidate` has it.
+    """Their network by how it is compiled, in the form of `benchmarks.microcontroller.Candidate`.
 
-    Each file on its own is how their project builds it; all files as one lets the compiler inline what it
-    likes, as in the single file of capsedge.
+    Their project compiles each file separately; compiling all files as one lets the compiler inline freely,
+    as in capsedge's single file.
 
     Args:
-        sources: folder with ``Q7-CapsNets`` and ``CMSIS_5``, as they are published; nothing if one is absent.
+        sources: folder with ``Q7-CapsNets`` and ``CMSIS_5`` as published; if one is missing, there are none.
     """
     folders = [(sources / folder).resolve() for folder in _FOLDERS]
     if not all(folder.is_dir() for folder in folders):

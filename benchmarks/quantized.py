@@ -1,11 +1,11 @@
-"""INT8 through capsedge, through ONNX Runtime's own quantizer, and plain FP32: speed, size, accuracy.
+"""INT8 from capsedge, INT8 from ONNX Runtime's own quantizer, and plain FP32: speed, size, accuracy.
 
     python -m benchmarks.quantized
     python -m benchmarks.quantized --accuracy ../shared/data/mnist --models digits-dynamic digits-em
 
-Speed is that of CapsNet-MNIST (the paper's size, random weights: speed does not depend on them), each file in
-a process of its own, rounds interleaved. ``--accuracy`` compares trained digit models on all test images
-instead; both quantizers calibrate on the same training images. Writes quantized.json and quantized.md.
+Speed is measured on CapsNet-MNIST (in the paper's size, with random weights, which do not affect speed), each
+file in its own process, with interleaved rounds. ``--accuracy`` compares trained digit models on all test
+images instead; both quantizers calibrate on the same training images. Writes quantized.json and quantized.md.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CALIBRATION = 64
 
 
 class Reader:
-    """Calibration images as ONNX Runtime's quantizer reads them."""
+    """Calibration images, in the form that ONNX Runtime's quantizer reads."""
 
     def __init__(self, images: np.ndarray) -> None:
         self._batches = iter([images[k : k + 1] for k in range(len(images))])
@@ -48,7 +48,7 @@ class Reader:
 
 
 def library_default(plain: Path, output: Path, images: np.ndarray, only: list[str] | None) -> None:
-    """Quantize with ``onnxruntime.quantization``, everything by its defaults; ``only``: node types."""
+    """Quantize with ``onnxruntime.quantization`` and all its defaults; ``only`` limits the node types."""
     from onnxruntime.quantization import quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
@@ -59,7 +59,7 @@ def library_default(plain: Path, output: Path, images: np.ndarray, only: list[st
 
 
 def ours(model: Path, output: Path, images: Any) -> None:
-    """Quantize with capsedge, everything in INT8, without the gate."""
+    """Quantize with capsedge: everything in INT8, without the gate."""
     from capsedge.calibration.float_model import FloatModel, uniform_assignment
 
     source = FloatModel(model)
@@ -99,7 +99,7 @@ def prepare(name: str, folder: Path, calibration: Any, batch: int) -> np.ndarray
 def speed(
     folder: Path, images: np.ndarray, threads: int, rounds: int, seconds: float
 ) -> list[dict[str, Any]]:
-    """One row a file: each in a process of its own, in turns."""
+    """Measure one row per file: each in its own process, in turns."""
     entrants = []
     for label, (peer, file) in FILES.items():
         ops = "fused" if peer == "capsedge" else "auto"
@@ -125,7 +125,7 @@ def speed(
 
 
 def accuracy(model: str, folder: Path, data: Path, limit: int | None) -> list[dict[str, Any]]:
-    """One row a file: decisions on the test images."""
+    """Measure one row per file: its decisions on the test images."""
     import onnxruntime
 
     from capsedge.calibration import accuracy as evaluate

@@ -1,11 +1,11 @@
-"""What the exact rewrites are worth on the CPU: one model, exported with and without, timed in turns.
+"""How much the exact rewrites gain on the CPU: one model, exported with and without them, timed in turns.
 
     python -m benchmarks.rewrites                       # Tsai et al. 2020, table 8, two passes, batch 1
-    python -m benchmarks.rewrites --each --json         # every rewrite left out alone as well
+    python -m benchmarks.rewrites --each --json         # also with each rewrite left out alone
 
-The variants run alternately in one process, so that whatever else the machine does falls on all of
-them. Both the time on the clock and the CPU time (all threads) of each run are reported, as medians
-with the 10th and 90th percentiles; the ratio of the CPU times hardly moves when the machine is busy.
+The variants run alternately in one process, so that other load on the machine affects all of them.
+Both the wall-clock time and the CPU time (all threads) of each run are reported, as medians with the
+10th and 90th percentiles; the ratio of the CPU times hardly changes when the machine is busy.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from capsedge.models import build
 
 
 def main() -> None:
-    """Parse, measure, print."""
+    """Parse, measure and print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -89,7 +89,7 @@ def measure(
             clock, cpu = time.perf_counter(), time.process_time()
             run()
             taken = (time.perf_counter() - clock, time.process_time() - cpu)
-            if turn >= 5:  # the first turns warm caches and thread pools
+            if turn >= 5:  # the first turns warm up caches and thread pools
                 times[name].append(taken)
 
     rows = {name: _summary(np.array(values) * 1e3) for name, values in times.items()}
@@ -129,7 +129,7 @@ def _onnxruntime(file: Path, threads: int) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
-    # Threads that wait without spinning: their CPU time is work.
+    # Threads wait without spinning, so that their CPU time is only work.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
 
@@ -142,7 +142,7 @@ def _openvino(file: Path, threads: int) -> Any:
 
 
 def as_text(result: dict[str, Any]) -> str:
-    """A table for a person."""
+    """The result as a readable table."""
     m = result["machine"]
     lines = [
         f"{result['model']}, {result['iterations']} passes, batch {result['batch']}, "

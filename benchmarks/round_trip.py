@@ -1,11 +1,11 @@
-"""What a plain export gains from ``capsedge optimize``, and whether it then keeps up with the direct export.
+"""How much ``capsedge optimize`` speeds up a plain export, and whether that matches the direct export.
 
-    python -m benchmarks.round_trip                      # a handful of the registry's models
+    python -m benchmarks.round_trip                      # a few of the registry's models
     python -m benchmarks.round_trip --models em-smallnorb --batch 1 --threads 1 --json
 
-Each model is exported three times: plainly, as PyTorch nodes without capsule operators; that file after
-``capsedge optimize``; directly by ``capsedge export``. The files run in turns in one process, so that
-whatever else the machine does falls on all of them, and the ratios are of the least CPU times.
+Each model has three files: a plain export, as PyTorch nodes without capsule operators; that file after
+``capsedge optimize``; and a direct export by ``capsedge export``. The files take turns in one process, so
+that other load on the machine affects all of them, and ratios are between minimum CPU times.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ HANDFUL = (
     "em-smallnorb-small",
 )
 KINDS = ("plain", "optimized", "direct")
-REPEATS = 3  # of a file in each turn
+REPEATS = 3  # runs of a file in each turn
 Run = Callable[[], Any]
 
 
 def main() -> None:
-    """Parse, measure, print."""
+    """Parse, measure and print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def measure(name: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """One model: its three files made, compared and timed in turns."""
+    """Make one model's three files, compare them and time them in turns."""
     torch.manual_seed(0)
     model = build(get_config(name)).eval()
     p = model.config.preprocessing
@@ -99,7 +99,7 @@ def measure(name: str, folder: Path, options: argparse.Namespace) -> dict[str, A
 
 
 def plain_export(model: CapsuleModel, images: torch.Tensor) -> bytes:
-    """The model by PyTorch's own exporter, its routing in plain nodes."""
+    """The model exported by PyTorch's own exporter, with its routing in plain nodes."""
     with plain_operators():
         return exported(Scores(model), images.expand(3, -1, -1, -1)).SerializeToString()
 
@@ -110,10 +110,10 @@ def _run(path: Path, images: np.ndarray, threads: int) -> Run:
 
 
 def in_turns(runs: dict[str, Run], seconds: float) -> dict[str, list[float]]:
-    """CPU seconds of each run, for so many seconds and at least 5 turns.
+    """The CPU seconds of each run, measured for the given time and for at least 5 turns.
 
-    A turn runs each a few times, so that not all of them find the caches as another file left them, and
-    every other turn goes backwards.
+    A turn runs each file a few times, so that not every run finds the caches as another file left them, and
+    every other turn goes in reverse order.
     """
     times: dict[str, list[float]] = {kind: [] for kind in runs}
     until = time.perf_counter() + seconds
@@ -129,7 +129,7 @@ def in_turns(runs: dict[str, Run], seconds: float) -> dict[str, list[float]]:
 
 
 def as_text(row: dict[str, Any]) -> str:
-    """A line for a person."""
+    """The row as a readable line."""
     shown = ", ".join(f"{kind} {row['least_cpu_ms'][kind]:.2f} ms" for kind in KINDS)
     return (
         f"{row['model']:<36} {shown}; optimized is {row['over_direct']:.2f} of direct, "

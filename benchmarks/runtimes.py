@@ -1,10 +1,10 @@
-"""Loaders of the runtimes that only the benchmarks know, for the worker of ``capsedge profile``.
+"""Loaders for the runtimes that only the benchmarks use, for the worker of ``capsedge profile``.
 
     PYTHON -I benchmarks/runtimes.py SPECIFICATION
 
 Runs under any interpreter that has numpy and the runtime; the worker is loaded from its file, not imported
-from this package. Models of other forms than ONNX: ``torch`` and ``torch.compile`` take a checkpoint,
-``executorch`` a program that ``torch.export`` saved.
+from this package. Some models are not in ONNX: ``torch`` and ``torch.compile`` take a checkpoint,
+``executorch`` a program saved by ``torch.export``.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def load_reference(s: Specification) -> tuple[Run, str]:
 
 
 def load_ncnn(s: Specification) -> tuple[Run, str]:
-    """ncnn, of a file that pnnx converts."""
+    """ncnn, with a file converted by pnnx."""
     import ncnn
 
     folder = worker.temporary_folder()
@@ -87,7 +87,7 @@ def load_ncnn(s: Specification) -> tuple[Run, str]:
 
 
 def _convert_by_pnnx(model: Path, folder: Path) -> None:
-    package = importlib.util.find_spec("pnnx")  # its own module would import torch
+    package = importlib.util.find_spec("pnnx")  # importing its module would import torch
     if package is None or package.origin is None:
         raise ImportError("No module named 'pnnx'")
     place = folder / "model.onnx"
@@ -108,7 +108,7 @@ def _convert_by_pnnx(model: Path, folder: Path) -> None:
 
 
 def load_executorch(s: Specification) -> tuple[Run, str]:
-    """ExecuTorch with its portable kernels, of a program that torch.export saved."""
+    """ExecuTorch with its portable kernels, from a program saved by torch.export."""
     import torch
     from executorch.exir import to_edge
     from executorch.runtime import Runtime
@@ -119,7 +119,7 @@ def load_executorch(s: Specification) -> tuple[Run, str]:
     assert method is not None
 
     def run(feeds: Mapping[str, Any]) -> dict[str, Any]:
-        assert loaded  # the method lives in it
+        assert loaded  # keeps the program alive, which the method needs
         found = method.execute([torch.from_numpy(v) for v in feeds.values()])
         return {str(k): value.numpy() for k, value in enumerate(found)}
 
@@ -129,7 +129,7 @@ def load_executorch(s: Specification) -> tuple[Run, str]:
 def load_torch(s: Specification) -> tuple[Run, str]:
     """A checkpoint in PyTorch, eager or through ``torch.compile``.
 
-    It gets the operators' definitions in plain PyTorch, which a compiler can fuse, instead of the registered
+    It uses the operators' definitions in plain PyTorch, which a compiler can fuse, instead of the registered
     operators, which it cannot look into.
     """
     import torch
@@ -157,7 +157,7 @@ def load_torch(s: Specification) -> tuple[Run, str]:
 LOADERS: dict[str, Loader] = {
     **worker.LOADERS,
     "onnxruntime": worker.load_ort,
-    "tensorrt": worker.load_capsedge,  # which runs engines by it
+    "tensorrt": worker.load_capsedge,  # it runs engines with TensorRT
     "tract": load_tract,
     "onnx.reference": load_reference,
     "ncnn": load_ncnn,

@@ -1,12 +1,12 @@
-"""`capsedge serve` against a plain FastAPI server and the C++ example, with one file and its session options.
+"""`capsedge serve` compared with a plain FastAPI server and the C++ example, using the same file and options.
 
-    make bench-serve                             # all models of the package, and the page in docs
+    make bench-serve                             # all of the package's models, and the page in docs
     python -m benchmarks.serving model.onnx --clients 1,16 -o serving.json
     python -m benchmarks.serving digits-small --soak 10 -o soak.json
 
-All servers of a model run at the same time on the loopback address, and clients in processes of their own
-load one after another in turns. Every answer is checked. Needs `capsedge[cpu,serve]`, which brings FastAPI,
-and a C++ compiler for the example.
+All servers for a model run at the same time on the loopback address; clients in separate processes load them
+in turns, one at a time. Every answer is checked. Needs `capsedge[cpu,serve]`, which includes FastAPI, and a
+C++ compiler for the example.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from benchmarks.serving_servers import Server, build_example, running
 from benchmarks.serving_wire import Question, questions
 from capsedge.runtime import zoo
 
-RESTART = 30.0  # seconds of the load during which the server is killed, for a slow machine
-PER_CLIENT = 0.002  # seconds more for each client, so that a thousand have several answers each
+RESTART = 30.0  # seconds of load during which the server is killed; enough for a slow machine
+PER_CLIENT = 0.002  # extra seconds per client, so that each of a thousand gets several answers
 IMAGES = 32
 FAULT_CLIENTS = 16
-PARTS = 20  # of the soak
+PARTS = 20  # parts of the soak
 
 Asked = dict[str, list[Question]]
 
@@ -49,11 +49,11 @@ class Plan:
     """How to load servers.
 
     Attributes:
-        pool: of processes with clients.
-        processes: of the pool.
-        seconds: of each load.
-        rounds: of the whole, after a short one that warms up.
-        clients: numbers of clients.
+        pool: pool of processes that run clients.
+        processes: number of processes in the pool.
+        seconds: duration of each load.
+        rounds: rounds of the whole, after a short one to warm up.
+        clients: the numbers of clients to use.
     """
 
     pool: ProcessPoolExecutor
@@ -63,14 +63,14 @@ class Plan:
     clients: Sequence[int]
 
     def load(self, server: Server, asked: Asked, clients: int, seconds: float = 0.0) -> Tally:
-        """Load one server."""
+        """Put load on one server."""
         questions = asked[server.protocol]
         wanted = seconds or self.seconds + PER_CLIENT * clients
         return load(self.pool, self.processes, server.port, questions, clients, wanted)
 
 
 def row(name: str, clients: int, tally: Tally, cpu: float, memory: float) -> dict[str, Any]:
-    """One line of the table; ``cpu`` is in seconds for one answer."""
+    """One line of the table; ``cpu`` is in seconds per answer."""
     done = len(tally.seconds)
     p50, p99 = (1e3 * np.percentile(tally.seconds, (50, 99))).tolist() if done else (None, None)
     return {
@@ -82,7 +82,7 @@ def row(name: str, clients: int, tally: Tally, cpu: float, memory: float) -> dic
 
 
 def alone(session: capsedge.Session, asked: Asked, seconds: float) -> dict[str, Any]:
-    """The session without a server: what no server of single requests can undercut."""
+    """The session without a server, which no server that answers single requests can beat."""
     bodies = [json.loads(q.request.partition(b"\r\n\r\n")[2])["inputs"][0] for q in asked["http"]]
     images = [np.array(body["data"], np.float32).reshape(body["shape"]) for body in bodies]
     tally, start, cpu = Tally(), time.perf_counter(), time.process_time()
@@ -96,7 +96,7 @@ def alone(session: capsedge.Session, asked: Asked, seconds: float) -> dict[str, 
 
 
 def compare(servers: Sequence[Server], asked: Asked, plan: Plan) -> list[dict[str, Any]]:
-    """Every server under every number of clients, in turns; of the processor times, the least."""
+    """Every server with every number of clients, in turns; processor times are minima."""
     tallies: dict[tuple[str, int], Tally] = {}
     cpu: dict[tuple[str, int], float] = {}
     memory: dict[tuple[str, int], float] = {}
@@ -118,7 +118,7 @@ def _per_answer(seconds: float, tally: Tally) -> float:
 
 
 def faults(server: Server, asked: Asked, plan: Plan) -> list[dict[str, Any]]:
-    """Honest clients beside bad ones, and while the server is killed: none gets an answer of another."""
+    """Good clients beside bad ones, and while the server is killed: none gets another's answer."""
     rows = []
     for fault in FAULTS:
         before = server.cpu_seconds()
@@ -129,13 +129,13 @@ def faults(server: Server, asked: Asked, plan: Plan) -> list[dict[str, Any]]:
     seconds = max(plan.seconds, RESTART)
     with killing(seconds / 4, server):
         tally = plan.load(server, asked, FAULT_CLIENTS, seconds)
-    # The processor time of the process that was killed is not known.
+    # The processor time of the killed process is unknown.
     rows.append(row(KILLED, FAULT_CLIENTS, tally, 0.0, server.memory()["most"]))
     return rows
 
 
 def soak(server: Server, asked: Asked, plan: Plan, minutes: float) -> dict[str, Any]:
-    """Memory over a long time: its size after each part, and answers on the way."""
+    """Memory over a long time: its size after each part, and the answers during it."""
     total, sizes, before = Tally(), [], server.cpu_seconds()
     for _ in range(PARTS):
         tally = plan.load(server, asked, FAULT_CLIENTS, 60 * minutes / PARTS)
@@ -147,7 +147,7 @@ def soak(server: Server, asked: Asked, plan: Plan, minutes: float) -> dict[str, 
 
 
 def parsed() -> argparse.Namespace:
-    """The options of the command line."""
+    """The command-line options."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("models", nargs="*", help="files or names of the zoo; by default all of it")
     parser.add_argument("--clients", default="1,16,100,1000", help="numbers of clients")
@@ -171,12 +171,12 @@ def parsed() -> argparse.Namespace:
 
 
 def zoo_file(name: str) -> Path:
-    """The file that a name of the zoo or a path means."""
+    """The file for a path or for a model's name in the zoo."""
     return zoo.zoo_model(name) or Path(name)
 
 
 def measure(model: Path, options: argparse.Namespace, plan: Plan, example: Path | None) -> Any:
-    """All rows of a model."""
+    """Measure all rows of a model."""
     with capsedge.load(model, capsedge.RuntimeOptions(threads=options.threads)) as session:
         asked = questions(session, IMAGES)
         rows = [alone(session, asked, options.seconds)]
@@ -192,10 +192,10 @@ def measure(model: Path, options: argparse.Namespace, plan: Plan, example: Path 
 
 
 def main() -> None:
-    """Measure, print the tables, write the file."""
+    """Measure, print the tables and write the file."""
     options, start = parsed(), time.monotonic()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # of clients and servers alike
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # for clients and servers alike
     document: dict[str, Any] = {
         "machine": machine(), "seconds": options.seconds, "seconds_per_client": PER_CLIENT,
         "rounds": options.rounds, "threads": options.threads,

@@ -1,4 +1,4 @@
-"""Clients of `benchmarks.serving`, in processes of their own; each keeps a connection and checks answers."""
+"""Clients for `benchmarks.serving`, in separate processes; each keeps a connection and checks answers."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from typing import Any
 
 from benchmarks.serving_wire import Question, Refused
 
-AGAIN = 0.05  # seconds until the next attempt to connect
-PATIENCE = 30.0  # seconds that an answer may take after the end
+AGAIN = 0.05  # seconds between attempts to connect
+PATIENCE = 30.0  # seconds to wait for an answer after the end
 
 
 @dataclass
 class Tally:
-    """What clients saw.
+    """What the clients saw.
 
     Attributes:
-        seconds: from a request to its answer, of right answers.
-        in_time: right answers before the end; the rest of ``seconds`` came after it.
-        wrong: answers that belong to another request, or to none.
-        refused: answers that refuse a request.
-        broken: connections that broke before an answer, or were not made.
-        lost: requests without an answer on connections that did not break.
-        elapsed: seconds of the whole.
-        busy: processor seconds of the clients, over the seconds of the busiest process.
+        seconds: for each right answer, the time from the request to the answer.
+        in_time: number of right answers before the end; the rest of ``seconds`` came after it.
+        wrong: number of answers that belong to another request, or to none.
+        refused: number of answers that refuse a request.
+        broken: number of connections that failed, or broke before an answer.
+        lost: number of requests without an answer on connections that did not break.
+        elapsed: total duration in seconds.
+        busy: the clients' processor time as a share of the duration, for the busiest process.
     """
 
     seconds: list[float] = field(default_factory=list)
@@ -42,7 +42,7 @@ class Tally:
     busy: float = 0.0
 
     def beside(self, other: Tally) -> None:
-        """Add clients that asked at the same time."""
+        """Add clients that ran at the same time."""
         self._count(other)
         self.elapsed = max(self.elapsed, other.elapsed)
         self.busy = max(self.busy, other.busy)
@@ -62,7 +62,7 @@ class Tally:
 
 
 class _Client(asyncio.Protocol):
-    """Asks one question after another on one connection; a new client follows where it breaks."""
+    """Asks one question after another on one connection; if it breaks, a new client takes over."""
 
     def __init__(
         self, asked: Sequence[Question], first: int, times: tuple[float, float], tally: Tally
@@ -70,7 +70,7 @@ class _Client(asyncio.Protocol):
         self._asked, self._number, self._tally = asked, first, tally
         self._start, self._end = times
         self._received = bytearray()
-        self._began = 0.0  # of the request without an answer; 0 if there is none
+        self._began = 0.0  # start of the unanswered request; 0 if there is none
         self.closed = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: Any) -> None:
@@ -91,7 +91,7 @@ class _Client(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._received += data
         if not self._began:
-            self._tally.wrong += 1  # nobody asked
+            self._tally.wrong += 1  # an answer without a request
             self._transport.close()
             return
         try:
@@ -121,7 +121,7 @@ class _Client(asyncio.Protocol):
 async def _persist(
     port: int, asked: Sequence[Question], first: int, times: tuple[float, float], tally: Tally
 ) -> None:
-    """A client, on a new connection as long as there is time."""
+    """Run a client, opening new connections as long as there is time."""
     loop = asyncio.get_running_loop()
     while time.monotonic() < times[1]:
         try:
@@ -144,14 +144,14 @@ async def _persist(
 def clients(
     port: int, asked: Sequence[Question], first: int, count: int, times: tuple[float, float]
 ) -> Tally:
-    """Clients of one process.
+    """Run the clients of one process.
 
     Args:
-        port: of the server.
-        asked: the questions.
+        port: port of the server.
+        asked: the questions to ask.
         first: the number of the first client, which decides the order of its questions.
-        count: of clients.
-        times: when to begin and to end, by the clock of `time.monotonic`.
+        count: number of clients.
+        times: when to begin and to end, on the clock of `time.monotonic`.
     """
     tally = Tally()
 
@@ -183,15 +183,15 @@ def load(
     count: int,
     seconds: float,
 ) -> Tally:
-    """Clients that ask at the same time, spread over processes.
+    """Run clients at the same time, spread over processes.
 
     Args:
-        pool: of ``processes`` processes.
-        processes: to spread them over.
-        port: of the server.
-        asked: the questions.
-        count: of clients.
-        seconds: to ask for; connections are made before.
+        pool: pool of ``processes`` processes.
+        processes: number of processes to spread them over.
+        port: port of the server.
+        asked: the questions to ask.
+        count: number of clients.
+        seconds: how long to ask; connections are made before.
     """
     start = time.monotonic() + 0.2 + 0.001 * count
     times = start, start + seconds

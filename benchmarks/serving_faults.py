@@ -1,4 +1,4 @@
-"""Faults of `benchmarks.serving`: what a server meets beside its honest clients."""
+"""Faults for `benchmarks.serving`: what a server faces besides its well-behaved clients."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from collections.abc import Awaitable, Callable, Iterator
 from benchmarks.serving_servers import Server
 from benchmarks.serving_wire import PATH
 
-BESIDE = 50  # bad clients at the same time
+BESIDE = 50  # number of bad clients at the same time
 _HEAD = f"POST {PATH} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9999\r\n\r\n".encode()
 
 Bad = Callable[[int], Awaitable[None]]
 
 
 async def slow(port: int) -> None:
-    """Sends a request a byte at a time, and never ends it."""
+    """Send a request a byte at a time, and never finish it."""
     _, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         for byte in _HEAD * 99:
@@ -34,7 +34,7 @@ async def slow(port: int) -> None:
 
 
 async def silent(port: int) -> None:
-    """Opens a connection, sends half a request and nothing more."""
+    """Open a connection, send half a request and nothing more."""
     _, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(_HEAD + b"{")
@@ -44,7 +44,7 @@ async def silent(port: int) -> None:
 
 
 async def half_open(port: int) -> None:
-    """Sends half a request, ends its side of the connection and keeps the other one."""
+    """Send half a request, close this side of the connection and keep the other open."""
     _, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(_HEAD + b"{")
@@ -55,7 +55,7 @@ async def half_open(port: int) -> None:
 
 
 async def resetting(port: int) -> None:
-    """Sends requests and resets the connection before the answer."""
+    """Send requests and reset the connection before the answer."""
     while True:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(_HEAD + b"x" * 9999)
@@ -77,7 +77,7 @@ KILLED = "killed and started again"
 
 @contextlib.contextmanager
 def beside(fault: str, port: int) -> Iterator[None]:
-    """Bad clients, in a thread, as long as the block runs."""
+    """Run bad clients in a thread as long as the block runs."""
     over = threading.Event()
 
     async def run() -> None:
@@ -99,7 +99,7 @@ def beside(fault: str, port: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def killing(after: float, server: Server) -> Iterator[None]:
-    """Kill a server after some seconds, and start it again on its port."""
+    """Kill a server after some seconds, and restart it on its port."""
 
     def run() -> None:
         time.sleep(after)

@@ -23,7 +23,7 @@ _HEAD = (
 
 
 def table(model: dict[str, Any]) -> str:
-    """The rows of a model, its faults and its soak as Markdown."""
+    """A model's rows, faults and soak as Markdown."""
     rows = model["rows"]
     peers = {r["clients"]: r["cpu_s_per_1000"] for r in rows if r["server"] == PEER}
     rows = sorted(rows, key=lambda r: r["clients"])
@@ -58,7 +58,7 @@ def _cells(row: dict[str, Any], peers: dict[int, float]) -> list[str]:
 
 
 def _ratios(models: Sequence[dict[str, Any]], what: str, key: str, peer: str) -> str:
-    """A figure of each model as a multiple of another server's, by the number of clients."""
+    """A figure for each model as a multiple of another server's, by number of clients."""
     figures = [{(r["server"], r["clients"]): r[key] for r in m["rows"]} for m in models]
     clients = sorted({count for server, count in figures[0] if server == peer})
     if not clients:
@@ -90,7 +90,7 @@ def _more(seconds: float) -> str:
 
 
 def render(document: dict[str, Any]) -> str:
-    """What stands between the markers of the page."""
+    """The text between the markers of the page."""
     about = document["machine"]
     intro = (
         f"Measured on {about['cpu']}, {about['cores']} cores, {about['system']}, Python {about['python']}: "

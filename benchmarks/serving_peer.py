@@ -1,8 +1,8 @@
-"""The plain server that `benchmarks.serving` compares with: FastAPI and ONNX Runtime, written by hand.
+"""The plain server that `benchmarks.serving` compares with: hand-written, with FastAPI and ONNX Runtime.
 
     python -m benchmarks.serving_peer model.onnx PORT THREADS
 
-It takes and gives the same JSON, has the same session options and operator library, and checks nothing.
+It accepts and returns the same JSON, uses the same session options and operator library, and checks nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from capsedge.runtime.onnx_file import summary
 
 
 class Tensor(BaseModel):
-    """A tensor of a request."""
+    """A tensor in a request."""
 
     name: str
     shape: list[int]
@@ -32,7 +32,7 @@ class Tensor(BaseModel):
 
 
 class Named(BaseModel):
-    """An output that is asked for."""
+    """A requested output."""
 
     name: str
 
@@ -45,7 +45,7 @@ class Asked(BaseModel):
 
 
 def session_of(path: Path, threads: int) -> onnxruntime.InferenceSession:
-    """A session with the options of `capsedge.load`."""
+    """A session with the same options as `capsedge.load`."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     library, data = find_library(), path.read_bytes()
@@ -56,7 +56,7 @@ def session_of(path: Path, threads: int) -> onnxruntime.InferenceSession:
 
 
 def application(session: onnxruntime.InferenceSession) -> FastAPI:
-    """The application, with one path."""
+    """The application, which has a single path."""
     app = FastAPI()
 
     @app.post("/v2/models/model/infer")

@@ -1,4 +1,4 @@
-"""The servers that `benchmarks.serving` compares, each in a process of its own."""
+"""The servers that `benchmarks.serving` compares, each in its own process."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from benchmarks.serving_page import OTHER
 from capsedge.runtime.backends.native_library import find_embedding
 from tests.native.libcapsedge import onnxruntime_library
 
-STARTS = 120.0  # seconds, on a slow machine
+STARTS = 120.0  # seconds to wait for the start, enough for a slow machine
 _FIELDS = {"VmRSS": "now", "VmHWM": "most"}
 
 
 class Server(ABC):
-    """A server that runs.
+    """A running server.
 
     Attributes:
-        name: of its rows.
+        name: name in the table's rows.
         protocol: ``http`` or ``pixels``.
-        port: on the loopback address.
+        port: port on the loopback address.
     """
 
     protocol = "http"
@@ -43,31 +43,31 @@ class Server(ABC):
 
     @abstractmethod
     def start(self) -> None:
-        """Start it, and wait until it answers."""
+        """Start the server and wait until it answers."""
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
     def cpu_seconds(self) -> float:
-        """Processor time so far."""
+        """The processor time used so far."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def memory(self) -> dict[str, float]:
-        """Resident memory in MiB: ``now``, and the ``most`` so far."""
+        """The resident memory in MiB: ``now``, and the ``most`` so far."""
         text = Path(f"/proc/{self.pid}/status").read_text()
         found = re.findall(r"^(VmRSS|VmHWM):\s+(\d+) kB$", text, re.M)
         return {_FIELDS[name]: int(size) / 1024 for name, size in found}
 
     def end(self) -> None:
-        """Stop it."""
+        """Stop the server."""
         self._process.send_signal(signal.SIGTERM)
         self._process.wait(60)
 
 
 class WebServer(Server):
-    """A server that is given its port, as ``{port}`` in the command."""
+    """A server whose port is given as ``{port}`` in its command."""
 
     def __init__(self, name: str, command: Sequence[str]) -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -75,7 +75,7 @@ class WebServer(Server):
         super().__init__(name, [word.format(port=self.port) for word in command])
 
     def start(self) -> None:
-        """Start it, and wait until it accepts connections."""
+        """Start the server and wait until it accepts connections."""
         self._process = subprocess.Popen(
             self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
@@ -94,7 +94,7 @@ class Example(Server):
     _input: IO[bytes]
 
     def start(self) -> None:
-        """Start it, and read its port."""
+        """Start the example and read its port."""
         self._process = subprocess.Popen(
             self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             env={**os.environ, "CAPSEDGE_ONNXRUNTIME": str(onnxruntime_library())},
@@ -108,13 +108,13 @@ class Example(Server):
         self.port = int(line.split()[1])
 
     def end(self) -> None:
-        """Close its input."""
+        """Close the example's standard input."""
         self._input.close()
         self._process.wait(60)
 
 
 def build_example(folder: Path) -> Path:
-    """The C++ example, compiled."""
+    """Compile the C++ example."""
     return compiled(find_embedding().examples / "server.cpp", folder, "-pthread")
 
 
@@ -122,14 +122,14 @@ def build_example(folder: Path) -> Path:
 def running(
     model: Path, threads: int, example: Path | None, connections: int, beside: Path | None = None
 ) -> Iterator[list[Server]]:
-    """All servers for one model.
+    """Run all servers for one model.
 
     Args:
-        model: the file.
-        threads: of one inference.
-        example: the compiled C++ example; None leaves it out.
-        connections: that the example has a thread for.
-        beside: the command of another capsedge, whose server is compared too.
+        model: the model file.
+        threads: number of threads per inference.
+        example: the compiled C++ example; None to leave it out.
+        connections: number of connections for which the example has threads.
+        beside: command of another capsedge whose server is also compared.
     """
     serve = [
         sys.executable, "-m", "capsedge", "serve", f"model={model}", "--port", "{port}",

@@ -1,4 +1,4 @@
-"""What `benchmarks.serving` asks a server and what it must answer, by protocol."""
+"""The questions that `benchmarks.serving` sends and the answers it expects, by protocol."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _DATA = b'"data":['
 
 @dataclass
 class Question(ABC):
-    """A request, ready to send, and the answer to it.
+    """A request, ready to send, and its answer.
 
     Attributes:
         request: the bytes to send.
-        known: answers that have been found right, which need no second look.
+        known: answers already found right, which need not be checked again.
     """
 
     request: bytes
@@ -31,7 +31,7 @@ class Question(ABC):
 
     @abstractmethod
     def cut(self, received: bytearray) -> bytes | None:
-        """Take one whole answer off what was received; None if it is not complete.
+        """Take one complete answer from the received bytes; None if it is incomplete.
 
         Raises:
             Refused: the server refused the request.
@@ -42,7 +42,7 @@ class Question(ABC):
         """Whether an answer belongs to this question."""
 
     def judged(self, answer: bytes) -> bool:
-        """The same, remembered."""
+        """Like ``right``, but remembering right answers."""
         if answer in self.known:
             return True
         found = self.right(answer)
@@ -52,7 +52,7 @@ class Question(ABC):
 
 
 class Refused(Exception):
-    """An answer with another status than 200."""
+    """An answer whose status is not 200."""
 
 
 @dataclass
@@ -60,7 +60,7 @@ class Tensor(Question):
     """A tensor in JSON over HTTP, and the scores.
 
     Attributes:
-        values: of the output, in row-major order. In a batch the last bits may differ.
+        values: values of the output in row-major order. In a batch, the last bits may differ.
     """
 
     values: np.ndarray = field(default_factory=lambda: np.zeros(0, np.float32))
@@ -84,7 +84,7 @@ class Tensor(Question):
 
 @dataclass
 class Pixels(Question):
-    """The pixels of an image, as the C++ example takes them, and the best class with its score."""
+    """The pixels of an image in the C++ example's format, and the best class with its score."""
 
     label: str = ""
     score: float = 0.0
@@ -108,7 +108,7 @@ class Pixels(Question):
 
 
 def questions(session: capsedge.Session, count: int) -> dict[str, list[Question]]:
-    """Requests for the answers to drawn images, by protocol: ``http`` and ``pixels``."""
+    """Requests for randomly drawn images, by protocol: ``http`` and ``pixels``."""
     prep = session.metadata.preprocessing if session.metadata else None
     assert prep is not None
     channels, height, width = prep.shape
@@ -122,7 +122,7 @@ def questions(session: capsedge.Session, count: int) -> dict[str, list[Question]
 
 
 def _stroke(rng: np.random.Generator, height: int, width: int, channels: int) -> np.ndarray:
-    """A thick random line ``[H, W, C]``, white on black; models see nothing in noise."""
+    """A thick random line ``[H, W, C]``, white on black, because models see nothing in noise."""
     size = (4 * width, 4 * height)
     picture = Image.new("L", size)
     corners = rng.uniform(0.2, 0.8, (5, 2)) * size

@@ -1,9 +1,9 @@
-"""Short commands against ``import onnxruntime``, cold processes in turns.
+"""Short commands compared with ``import onnxruntime``, in interleaved fresh processes.
 
     python -m benchmarks.startup
 
-Prints the median ratio of each command's time to that of the import in the same round, for the processor and
-the wall clock. Files are in the system's cache, and the package is compiled to bytecode first.
+Prints the median ratio of each command's time to the import's time in the same round, in processor time and
+wall-clock time. Files are in the system's cache, and the package is compiled to bytecode beforehand.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ COMMANDS = {
 
 
 def run(command: list[str]) -> tuple[float, float]:
-    """Seconds of the processor and of the wall clock that a process takes."""
+    """The processor time and wall-clock time of a process, in seconds."""
     before, start = os.times(), time.perf_counter()
     subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
     after = os.times()
@@ -37,7 +37,7 @@ def run(command: list[str]) -> tuple[float, float]:
 
 
 def ratios(words: str, rounds: int) -> tuple[float, float]:
-    """Median ratios of a command to the import: processor, wall clock."""
+    """Median ratios of a command to the import: processor time, wall-clock time."""
     command = [sys.executable, "-m", "capsedge", *words.split()]
     for warm_up in (command, PEER):
         run(warm_up)

@@ -1,8 +1,7 @@
-"""What the digit model refuses as nothing to see: test images, blanks, families of noise, and non-digits.
+"""How often the digit model finds nothing to see: test images, blanks, families of noise, and non-digits.
 
-Usage: python -m benchmarks.typical_input DATA, where DATA holds mnist/ and, if it is there, fashion-mnist/.
-    Prints
-the share of each family that is refused, and what the criterion costs: the ratio of paired runs in turns.
+Usage: python -m benchmarks.typical_input DATA, where DATA holds mnist/ and, optionally, fashion-mnist/.
+Prints the share of each family that is refused, and the cost of the criterion as the ratio of paired runs.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ Values = NDArray[Any]
 
 
 def grey(values: Values) -> Pixels:
-    """The nearest levels."""
+    """Round values to the nearest levels."""
     return np.clip(np.rint(values), 0, 255).astype(np.uint8)
 
 
 def blurred(images: Pixels, sigma: float, stretched: bool) -> Pixels:
-    """Blurred by a Gaussian; optionally stretched to the full range."""
+    """Images blurred by a Gaussian, optionally stretched to the full range."""
     blur = ImageFilter.GaussianBlur(sigma)
     found = np.stack([np.asarray(Image.fromarray(image).filter(blur)) for image in images])
     if not stretched:
@@ -45,12 +44,12 @@ def blurred(images: Pixels, sigma: float, stretched: bool) -> Pixels:
 
 
 def enlarged(images: Pixels, resample: Image.Resampling) -> Pixels:
-    """Brought to the size of the model."""
+    """Images resized to the model's input size."""
     return np.stack([np.asarray(Image.fromarray(i).resize((SIDE, SIDE), resample)) for i in images])
 
 
 def random_noise(count: int, rng: np.random.Generator) -> Iterator[tuple[str, Pixels]]:
-    """Independent pixels."""
+    """Noise with independent pixels."""
     shape = (count, SIDE, SIDE)
     yield "uniform", grey(rng.integers(0, 256, shape))
     for mean in (0, 128, 255):
@@ -71,7 +70,7 @@ def random_noise(count: int, rng: np.random.Generator) -> Iterator[tuple[str, Pi
 
 
 def smooth_noise(count: int, rng: np.random.Generator) -> Iterator[tuple[str, Pixels]]:
-    """Neighbours that depend on each other."""
+    """Noise in which neighbouring pixels depend on each other."""
     white = grey(rng.integers(0, 256, (count, SIDE, SIDE)))
     for sigma in (0.7, 1, 1.5, 2, 3, 5):
         yield f"blurred, sigma {sigma}", blurred(white, sigma, False)
@@ -123,7 +122,7 @@ def patterns(count: int, rng: np.random.Generator) -> Iterator[tuple[str, Pixels
 
 
 def others(data: Path) -> Iterator[tuple[str, Pixels]]:
-    """Pictures of something that is no digit, and digits the other way round."""
+    """Pictures of something other than a digit, and inverted digits."""
     prep = Preprocessing(SIDE, SIDE, 1)
     fashion = data / "fashion-mnist" / "test_partial.npz"
     if fashion.is_file():
@@ -134,7 +133,7 @@ def others(data: Path) -> Iterator[tuple[str, Pixels]]:
 
 
 def letter(character: str, size: int) -> Pixels:
-    """White on black, in the middle, in Pillow's own font."""
+    """A letter in Pillow's own font, white on black, centred."""
     image, font = Image.new("L", (SIDE, SIDE)), ImageFont.load_default(size)
     pen = ImageDraw.Draw(image)
     left, top, right, bottom = pen.textbbox((0, 0), character, font=font)
@@ -144,13 +143,13 @@ def letter(character: str, size: int) -> Pixels:
 
 
 def refused(session: Session, images: Pixels) -> float:
-    """Share of the images in which there is nothing to see."""
+    """The share of images in which there is nothing to see."""
     found = session.predict(images[..., None])
     return float(np.mean([bool(prediction.atypical) for prediction in found]))
 
 
 def cost(session: Session, images: Pixels, rounds: int = 50) -> float:
-    """Time of a prediction with the criterion over that without: minima of paired runs in turns."""
+    """The ratio of prediction time with the criterion to that without: minima of paired, interleaved runs."""
     metadata = session.metadata
     assert metadata is not None
     plain = replace(metadata, typical_input=None)

@@ -1,9 +1,9 @@
-"""A network compiled to WebAssembly against onnxruntime-web, in Node.js with one thread.
+"""A network compiled to WebAssembly compared with onnxruntime-web, in Node.js with one thread.
 
     python -m benchmarks.webassembly digits-em.onnx digits-em-int8.onnx [--runs 300] [-o webassembly.json]
 
-For each file: milliseconds of a run, interleaved; from a started process to the first answer (the peer is
-the npm package); bytes, compressed by gzip, of the network and of a first visit to its page. Needs
+For each file: milliseconds per run, interleaved; milliseconds from starting a process to the first answer
+(the peer is the npm package); gzip-compressed bytes of the network and of a first visit to its page. Needs
 ``make web`` and ``pip install 'capsedge[wasm]'``.
 """
 
@@ -25,30 +25,30 @@ from capsedge.exporters.c.wasm import write_wasm
 from tests.web.package import WEB
 
 SCRIPT = Path(__file__).with_suffix(".mjs")
-ROUNDS = 5  # processes whose first answer is timed, in turns
+ROUNDS = 5  # number of processes whose first answer is timed, in turns
 
 
 def node(*words: object) -> Any:
-    """What the script prints."""
+    """The output of the script."""
     command = ["node", str(SCRIPT), *map(str, words)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return json.loads(done.stdout)
 
 
 def packed(data: bytes) -> int:
-    """Bytes that a server sends."""
+    """The number of bytes that a server sends."""
     return len(gzip.compress(data, 9))
 
 
 def first_visit(file: Path, folder: Path) -> int:
-    """Bytes of everything that a first visit to the file's page loads, compressed."""
+    """The compressed bytes of everything that a first visit to the file's page loads."""
     made = capsedge.deploy_web(file, folder)
     early = [each.path for each in made.files if not each.path.startswith(made.late)]
     return sum(packed((folder / path).read_bytes()) for path in early)
 
 
 def measure(file: Path, folder: Path, runs: int) -> dict[str, Any]:
-    """All figures of a file."""
+    """Measure all figures for a file."""
     write_wasm(file, folder / "net", name="net")
     module = folder / "net/net.mjs"
     times = node("speed", WEB, module, file, runs)
@@ -72,7 +72,7 @@ def measure(file: Path, folder: Path, runs: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, print, and write."""
+    """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("files", type=Path, nargs="+")
     parser.add_argument("--runs", type=int, default=300)

@@ -5,5 +5,5 @@
     python -m benchmarks.capsbench page docs/benchmarks/capsbench.md docs/benchmarks/capsbench
 
 The rules are in ``rules.py`` and on the results page. These are not MLPerf results: LoadGen is MLCommons'
-load generator, models and rules are ours.
+load generator, but the models and rules are ours.
 """

@@ -1,4 +1,4 @@
-"""The command: see the package."""
+"""The command; the package's docstring describes it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from benchmarks.capsbench import page, rules, running, submission
 from benchmarks.capsbench.files import DATA, PRECISIONS, RUNTIMES
 from benchmarks.common import machine
 
-USUAL = tuple(name for name in RUNTIMES if name != "tensorrt")  # which needs a GPU
+USUAL = tuple(name for name in RUNTIMES if name != "tensorrt")  # TensorRT needs a GPU
 
 
 def main() -> None:
-    """Run, check or show."""
+    """Run, check or show results."""
     options = _parser().parse_args()
     try:
         options.act(options)
@@ -83,7 +83,7 @@ def _pairs(given: list[str], known: Any) -> dict[str, Path]:
 
 
 def _without_paths(words: list[str]) -> list[str]:
-    """The command for a document that others read: folders of this machine mean nothing to them."""
+    """The command for a document that others read, without folders, which only mean something here."""
     found = []
     for before, word in zip(["", *words], words, strict=False):
         key, equals, _ = word.partition("=")
@@ -96,7 +96,7 @@ def _without_paths(words: list[str]) -> list[str]:
 
 
 def _run(options: argparse.Namespace) -> None:
-    """Measure; the file grows with each row, so that a run that is interrupted loses none."""
+    """Measure; every row is written at once, so that an interrupted run loses none."""
     data = _pairs(options.data, sorted({name for name in DATA.values() if name}))
     checkpoints = _pairs(options.checkpoint, tuple(DATA))
     about = machine() | ({"accelerator": options.accelerator} if options.accelerator else {})

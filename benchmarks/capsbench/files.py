@@ -1,4 +1,4 @@
-"""The models, and the files that each runtime gets of them."""
+"""The models, and the files that each runtime is given for them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DATA: Final = {
 }
 """The models, and the data set that each is measured on; random images where there is none."""
 
-RANDOM = 256  # images, where there is no data set
+RANDOM = 256  # number of images if there is no data set
 CALIBRATION = 512
 
 
@@ -35,7 +35,7 @@ class Runtime:
         form: the FP32 file: ``fused`` (capsule operators), ``plain`` (standard operators, no rewrites),
             ``single`` (standard operators, batch 1), ``program`` (of ``torch.export``, batch 1),
             ``checkpoint`` or ``engine``.
-        int8: the target of the INT8 file; empty where it takes none.
+        int8: target of the INT8 file; empty if the runtime takes none.
     """
 
     form: str
@@ -43,7 +43,7 @@ class Runtime:
 
     @property
     def free(self) -> bool:
-        """Whether it takes batches of any size."""
+        """Whether the runtime takes batches of any size."""
         return self.form not in ("single", "program")
 
 
@@ -67,11 +67,11 @@ class Files:
     """The files of one model, each made when it is first asked for.
 
     Args:
-        name: in the registry.
-        checkpoint: its weights; None for those of the package, or random ones.
-        data: the folder of its data set, if it has one.
-        folder: where the files are written.
-        limit: the number of images.
+        name: name in the registry.
+        checkpoint: the model's weights; None for the package's, or random ones.
+        data: folder of the model's data set, if it has one.
+        folder: folder to write the files to.
+        limit: maximum number of images.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Files:
         return np.stack(list(test.inputs())), test.classes
 
     def reference(self) -> NDArray[np.float32]:
-        """Scores ``[N, classes]`` of PyTorch, in FP32."""
+        """The scores ``[N, classes]`` that PyTorch computes in FP32."""
         import torch
 
         found = []
@@ -114,10 +114,10 @@ class Files:
         return torch.cat(found).numpy()
 
     def of(self, runtime: str, precision: str) -> Path:
-        """The file that a runtime gets.
+        """The file for a runtime.
 
         Raises:
-            CapsedgeError: it cannot be made; INT8 of a trained model that loses too much cannot.
+            CapsedgeError: it cannot be made, for example because INT8 costs a trained model too much.
         """
         kind = RUNTIMES[runtime]
         if kind.form == "engine":
@@ -146,7 +146,7 @@ class Files:
         return path
 
     def _int8(self, target: str) -> Path:
-        """Trained weights must pass the gate; random ones have no answers to lose."""
+        """The INT8 file. Trained weights must pass the gate; random ones have no correct answers to lose."""
         import capsedge
         from capsedge.datasets import from_iterable
 

@@ -19,7 +19,7 @@ def write(page: Path, folder: Path) -> None:
     """Write the scenarios and the results into the page, and the charts beside the submissions.
 
     Raises:
-        ValueError: a submission is not as it should be, or the page has no markers.
+        ValueError: a submission is invalid, or the page has no markers.
     """
     documents = [submission.read(path) for path in sorted(folder.glob("*.json"))]
     sections = []
@@ -38,7 +38,7 @@ def scenarios() -> str:
 
 
 def section(document: dict[str, Any], picture: Path) -> str:
-    """One machine's tables."""
+    """The tables of one machine."""
     m = document["machine"]
     also = f", {m['accelerator']}" if "accelerator" in m else ""
     lines = [
@@ -103,14 +103,14 @@ def _figure(row: dict[str, Any]) -> str:
 
 
 def _short(text: str) -> str:
-    """An error as one cell of a table."""
+    """An error as a table cell."""
     found = " ".join(text.split())
     found = found if len(found) <= 120 else found[:117] + "..."
     return found.replace("|", "\\|").replace("<", "&lt;")
 
 
 def chart(document: dict[str, Any], path: Path) -> None:
-    """SingleStream: a panel per model, a bar per runtime and precision."""
+    """Draw SingleStream: a panel per model, a bar per runtime and precision."""
     import matplotlib
 
     matplotlib.use("Agg")

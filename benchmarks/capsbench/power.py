@@ -1,4 +1,4 @@
-"""Energy, where the machine tells: RAPL's counters, or the power monitors of a Jetson."""
+"""Energy, if the machine reports it: RAPL's counters, or a Jetson's power monitors."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from pathlib import Path
 
 RAPL = Path("/sys/class/powercap")
 MONITORS = Path("/sys/class/hwmon")
-PERIOD = 0.1  # seconds between two readings of power
+PERIOD = 0.1  # seconds between power readings
 
 
 @dataclass
 class Energy:
-    """What a run took.
+    """The energy that a run took.
 
     Attributes:
-        source: the counters' names; empty where the machine tells nothing.
-        joules: None where the machine tells nothing.
+        source: names of the counters; empty if the machine reports nothing.
+        joules: the energy; None if the machine reports nothing.
     """
 
     source: str = ""
@@ -29,7 +29,7 @@ class Energy:
 
 @contextmanager
 def measured() -> Iterator[Energy]:
-    """The energy of the block, of the whole package or board; complete when the block ends."""
+    """The energy that the whole package or board uses during the block; complete when the block ends."""
     energy = Energy()
     if counters := rapl_counters():
         before = {c: _read(c / "energy_uj") for c in counters}
@@ -46,7 +46,7 @@ def measured() -> Iterator[Energy]:
 
 
 def rapl_counters() -> list[Path]:
-    """RAPL's counters of whole processor packages that this user may read."""
+    """RAPL's counters for whole processor packages, if this user may read them."""
     found = sorted(RAPL.glob("intel-rapl:?"))
     return [
         c for c in found if _readable(c / "energy_uj") and _text(c / "name").startswith("package")
@@ -54,7 +54,7 @@ def rapl_counters() -> list[Path]:
 
 
 def board_monitors() -> list[tuple[Path, Path, Path]]:
-    """The rail that feeds the board: files of its label, millivolts and milliamperes.
+    """The rail that powers the board: files with its label, millivolts and milliamperes.
 
     Jetsons name it ``VDD_IN`` (Orin Nano, Orin NX) or ``VIN_SYS_5V0`` and others (AGX), on an INA3221.
     """
@@ -74,7 +74,7 @@ def board_monitors() -> list[tuple[Path, Path, Path]]:
 
 @contextmanager
 def _sampled(rails: list[tuple[Path, Path]]) -> Iterator[list[float]]:
-    """Joules between readings of power, appended until the block ends."""
+    """The joules between power readings, appended until the block ends."""
     joules: list[float] = []
     stop = threading.Event()
 
@@ -98,7 +98,7 @@ def _sampled(rails: list[tuple[Path, Path]]) -> Iterator[list[float]]:
 
 
 def _since(counter: Path, before: int) -> int:
-    """Microjoules since a reading; the counter starts again at its limit."""
+    """The microjoules since a reading; the counter wraps around at its limit."""
     now = _read(counter / "energy_uj")
     return now - before if now >= before else now - before + _read(counter / "max_energy_range_uj")
 

@@ -1,4 +1,4 @@
-"""The rules in numbers: one table, which the worker, the check and the results page read."""
+"""The rules in numbers: one table, read by the worker, the check and the results page."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class Scenario:
 
     Attributes:
         name: LoadGen's name.
-        field: LoadGen's name of the result, in the log of details.
-        unit: of the result.
-        queries: the minimum number; with fewer, LoadGen's early stopping has no estimate of the percentile.
+        field: LoadGen's name for the result in its detail log.
+        unit: unit of the result.
+        queries: minimum number of queries; LoadGen's early stopping needs them to estimate the percentile.
         samples: images per query.
         text: what is measured, for the results page.
     """
@@ -28,7 +28,7 @@ class Scenario:
 
     @property
     def is_latency(self) -> bool:
-        """Whether less is better."""
+        """Whether lower is better."""
         return self.unit == "ns"
 
 
@@ -50,16 +50,16 @@ OFFLINE: Final = Scenario(
 )  # fmt: skip
 SCENARIOS: Final = {s.name: s for s in (SINGLE, MULTI, SERVER, OFFLINE)}
 
-SECONDS: Final = 60.0  # the least duration of a performance run
-WARM_UP: Final = 2.0  # seconds of runs before the first
-BATCH: Final = 16  # images per run in Offline and Server, where the file's batch is free
-SERVER_SECONDS: Final = 0.015  # the bound of the latency in Server
-SERVER_PROBE: Final = 5.0  # seconds of each run that searches for the rate
+SECONDS: Final = 60.0  # minimum duration of a performance run
+WARM_UP: Final = 2.0  # seconds of warm-up before the first run
+BATCH: Final = 16  # images per run in Offline and Server, if the file's batch is free
+SERVER_SECONDS: Final = 0.015  # latency bound in Server
+SERVER_PROBE: Final = 5.0  # duration of each run in the search for the rate
 SERVER_PROBES: Final = 6
-SERVER_STEP: Final = 0.95  # the rate of the next full run, where one was invalid
+SERVER_STEP: Final = 0.95  # factor of the rate for the next full run, if one was invalid
 SERVER_TRIES: Final = 5
 TRIES: Final = (
-    3  # full runs of the other scenarios: LoadGen wants to know beforehand how long a query takes
+    3  # full runs of the other scenarios: LoadGen must know in advance how long a query takes
 )
-SEED: Final = 20261122  # of the samples' order and of arrivals
-LIMIT: Final = 7200.0  # seconds of one process: a file in one runtime, all scenarios
+SEED: Final = 20261122  # seed for the order of samples and for arrivals
+LIMIT: Final = 7200.0  # maximum seconds for one process: a file in one runtime, all scenarios

@@ -29,13 +29,13 @@ class Plan:
     """What to measure.
 
     Attributes:
-        models, runtimes, precisions, scenarios: by name.
-        data: folders by the name of the data set.
-        checkpoints: files by the name of the model.
-        environments: folder of virtual environments by runtime; None for this one.
-        threads: of each runtime.
-        seconds: the least duration of a performance run.
-        images: the largest number of images; None for all.
+        models, runtimes, precisions, scenarios: what to measure, by name.
+        data: folders, by name of the data set.
+        checkpoints: files, by name of the model.
+        environments: folder with a virtual environment per runtime; None for this one.
+        threads: number of threads for each runtime.
+        seconds: minimum duration of a performance run.
+        images: maximum number of images; None for all.
     """
 
     models: Sequence[str]
@@ -51,7 +51,7 @@ class Plan:
 
 
 def run(plan: Plan, note: Callable[[str], None]) -> Iterator[list[dict[str, Any]]]:
-    """The rows of each model, runtime and precision: one per scenario, or one with an error."""
+    """The rows for each model, runtime and precision: one per scenario, or one with an error."""
     for model in plan.models:
         with tempfile.TemporaryDirectory() as folder:
             note(f"{model}: exporting, answers of PyTorch")
@@ -94,7 +94,7 @@ def _measure(
             if "answered" in document:
                 scores = np.load(Path(folder) / "scores.npy")
                 about |= _accuracy(scores, wanted, files.labels if files.trained else None)
-    # A runtime that fails in its second scenario has the row of the first.
+    # A runtime that fails in its second scenario still has the row for the first.
     return [{**about, **d} for d in said if "scenario" in d or "error" in d]
 
 
@@ -110,7 +110,7 @@ def _accuracy(
 def _ask(
     plan: Plan, runtime: str, file: Path, files: Files, classes: int, folder: Path
 ) -> Iterator[dict[str, Any]]:
-    """What the worker says; a crash is an error like any other."""
+    """The worker's answer; a crash is an error like any other."""
     wanted = {
         "runtime": runtime,
         "model": str(file),
@@ -133,7 +133,7 @@ def _ask(
 
 
 def said_by(command: Sequence[str], limit: float) -> tuple[list[dict[str, Any]], str]:
-    """The JSON documents that a worker prints, one per line; and what went wrong, empty if nothing did."""
+    """The JSON documents that a worker prints, one per line, and what went wrong; empty if nothing did."""
     try:
         done = subprocess.run(
             command,
@@ -142,11 +142,11 @@ def said_by(command: Sequence[str], limit: float) -> tuple[list[dict[str, Any]],
             text=True,
             timeout=limit,
             check=False,
-            # of this interpreter's packages, none for another's
+            # another interpreter must not see this one's packages
             env={k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")},
         )
     except subprocess.TimeoutExpired as error:
-        printed = error.stdout or b""  # bytes, whatever was asked for
+        printed = error.stdout or b""  # bytes, even if text was requested
         text = printed if isinstance(printed, str) else printed.decode(errors="replace")
         return _documents(text), f"no answer within {limit:g} s"
     except OSError as error:
@@ -159,7 +159,7 @@ def said_by(command: Sequence[str], limit: float) -> tuple[list[dict[str, Any]],
 
 
 def _documents(printed: str) -> list[dict[str, Any]]:
-    """Runtimes print, too; a line that was cut off is none."""
+    """The documents among the lines; runtimes print too, and truncated lines are skipped."""
     lines = [line for line in printed.splitlines() if line.startswith("{") and line.endswith("}")]
     return [json.loads(line) for line in lines]
 
@@ -175,5 +175,5 @@ def _summary(row: dict[str, Any]) -> str:
 
 
 def log(text: str) -> None:
-    """Progress on stderr."""
+    """Report progress on standard error."""
     print(text, file=sys.stderr, flush=True)

@@ -31,7 +31,7 @@ def read(path: Path) -> dict[str, Any]:
     """A document that conforms to the schema and has not been changed.
 
     Raises:
-        ValueError: it does not, or has been; with all reasons.
+        ValueError: it does not conform or has been changed; gives all reasons.
     """
     problems = problems_of(path)
     if problems:

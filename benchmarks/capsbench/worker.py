@@ -1,8 +1,8 @@
-"""One runtime with one file under LoadGen, in a process of its own, by the interpreter that has the runtime.
+"""One runtime with one file under LoadGen, in its own process, under the interpreter that has the runtime.
 
     PYTHON -m benchmarks.capsbench.worker SPECIFICATION
 
-Needs numpy, mlcommons-loadgen and the runtime; of capsedge only what the runtime itself is. The specification
+Needs numpy, mlcommons-loadgen and the runtime; from capsedge, only the runtime itself. The specification
 is a JSON document: ``runtime``, ``model``, ``inputs`` (an ``.npz`` file of images by the input's name),
 ``outputs`` (their names, the scores first), ``classes``, ``free`` (whether the file's batch is), ``threads``,
 ``seconds``, ``warm_up``, ``scenarios``, ``folder`` (for LoadGen's logs). Prints JSON documents, one per line:
@@ -34,10 +34,10 @@ class System:
     """The system under test: answers queries in order, in runs of at most ``batch`` images.
 
     Args:
-        run: the runtime's function.
-        feed: the name of its input.
-        images: ``[N, ...]`` float32.
-        outputs: the outputs' names, the scores first; a runtime may have renamed them.
+        run: the runtime's function that runs the model.
+        feed: name of the model's input.
+        images: the images, ``[N, ...]`` in float32.
+        outputs: names of the outputs, the scores first; a runtime may have renamed them.
         classes: number of scores per image.
     """
 
@@ -54,7 +54,7 @@ class System:
         self.batch = 1
 
     def scores(self, indices: Sequence[int]) -> NDArray[np.float32]:
-        """Scores ``[n, classes]`` of some images, in one run."""
+        """The scores ``[n, classes]`` of some images, in one run."""
         first = indices[0]
         part = self._images[first : first + 1] if len(indices) == 1 else self._images[list(indices)]
         found = self._run({self._feed: part})
@@ -67,7 +67,7 @@ class System:
         return np.ascontiguousarray(value, np.float32).reshape(len(indices), self._classes)
 
     def issue(self, samples: Sequence[Any]) -> None:
-        """LoadGen's query: some samples, each with an id and the index of its image."""
+        """Answer LoadGen's query: some samples, each with an id and the index of its image."""
         for start in range(0, len(samples), self.batch):
             part = samples[start : start + self.batch]
             found = self.scores([s.index for s in part])
@@ -80,7 +80,7 @@ class System:
             )
 
     def seconds(self, batch: int, warm_up: float) -> float:
-        """Median seconds of a run of some images, over the seconds of a warm-up."""
+        """The median seconds of a run on some images, during a warm-up of the given duration."""
         indices = [k % len(self._images) for k in range(batch)]
         until = time.perf_counter() + warm_up
         taken: list[float] = []
@@ -100,12 +100,12 @@ class Harness:
     def test(
         self, scenario: Scenario, mode: str, expected: float, seconds: float = 0.0
     ) -> dict[str, Any]:
-        """One test; what LoadGen's log of details says of it.
+        """Run one test and return what LoadGen's detail log says about it.
 
         Args:
             mode: ``PerformanceOnly`` or ``AccuracyOnly``.
-            expected: seconds of a query, or images per second in Offline and Server.
-            seconds: the least duration.
+            expected: seconds per query, or images per second in Offline and Server.
+            seconds: minimum duration.
         """
         folder = self._folder / f"{scenario.name}-{mode}"
         folder.mkdir(parents=True, exist_ok=True)
@@ -114,7 +114,7 @@ class Harness:
         log.enable_trace = False
         settings = self._settings(scenario, mode, expected, seconds)
         system = loadgen.ConstructSUT(self._system.issue, lambda: None)
-        # All images are in memory before the run, as the rules of MLPerf have it.
+        # All images are in memory before the run, as MLPerf's rules require.
         library = loadgen.ConstructQSL(self._images, self._images, lambda _: None, lambda _: None)
         try:
             loadgen.StartTestWithLogSettings(system, library, settings, log)
@@ -141,7 +141,7 @@ class Harness:
         return found
 
     def accuracy(self, expected: float) -> NDArray[np.float32]:
-        """Scores ``[N, classes]`` of all images, as LoadGen's log of answers has them."""
+        """The scores ``[N, classes]`` of all images, from LoadGen's log of answers."""
         self.test(OFFLINE, "AccuracyOnly", expected)
         log = self._folder / "Offline-AccuracyOnly" / "mlperf_log_accuracy.json"
         rows = {r["qsl_idx"]: r["data"] for r in json.loads(log.read_text())}
@@ -150,15 +150,15 @@ class Harness:
         )
 
     def performance(self, scenario: Scenario, single: float, batched: float) -> dict[str, Any]:
-        """A valid run of a scenario, or the last of some that were not.
+        """A valid run of a scenario, or the last run if none was valid.
 
         Args:
-            single: seconds of a run of one image.
+            single: seconds for a run of one image.
             batched: images per second in runs of the largest batch.
         """
         if scenario is SERVER:
             return self._server(batched)
-        # LoadGen makes its queries beforehand, so it must not think a query longer than it is.
+        # LoadGen generates its queries in advance, so it must not overestimate a query's duration.
         expected = 1.2 * batched
         if scenario is not OFFLINE:
             expected = 0.5 * min(scenario.samples * single, scenario.samples / batched)
@@ -171,7 +171,7 @@ class Harness:
         return _result(scenario, found, energy, self._images)
 
     def _server(self, most: float) -> dict[str, Any]:
-        """The highest rate that holds the bound: a search in short runs, then full runs."""
+        """The highest rate within the latency bound: a search in short runs, then full runs."""
         low, high, probe = 0.0, 1.2 * most, min(rules.SERVER_PROBE, self._seconds)
         for _ in range(rules.SERVER_PROBES):
             rate = 0.5 * (low + high)
@@ -188,7 +188,7 @@ class Harness:
 
 
 def details(log: Path) -> dict[str, Any]:
-    """The last value of every key in LoadGen's log of details."""
+    """The last value of every key in LoadGen's detail log."""
     found: dict[str, Any] = {}
     for line in log.read_text().splitlines():
         if line.startswith(MARK):
@@ -200,7 +200,7 @@ def details(log: Path) -> dict[str, Any]:
 def _result(
     scenario: Scenario, found: dict[str, Any], energy: Energy, images: int
 ) -> dict[str, Any]:
-    """A scenario's fields of a row."""
+    """The fields of a row for a scenario."""
     queries = found["result_query_count"]
     per_query = found["generated_samples_per_query"]
     return {
@@ -222,7 +222,7 @@ def _result(
 
 
 def say(document: dict[str, Any]) -> None:
-    """One line for the driver."""
+    """Print one line for the driver."""
     print(json.dumps(document), flush=True)
 
 
@@ -246,13 +246,13 @@ def work(wanted: dict[str, Any]) -> None:
     say({"answered": len(scores)})
     for name in wanted["scenarios"]:
         scenario = rules.SCENARIOS[name]
-        # One image at a time is what the scenario asks for; more only where several are there at once.
+        # The scenario asks for one image at a time, and for more only if several arrive at once.
         system.batch = 1 if scenario is SINGLE or not wanted["free"] else rules.BATCH
         say(harness.performance(scenario, single, batched))
 
 
 def main() -> None:
-    """Whatever goes wrong is said in a document."""
+    """Do the work; anything that goes wrong is reported in a document."""
     try:
         work(json.loads(sys.argv[1]))
     except Exception as error:  # any failure of a runtime is a finding
