@@ -294,7 +294,7 @@ def has_columns(shapes: Sequence[Sequence[int | str | None]], batched: bool) -> 
     """Whether each value of an output is compared relative to its own range.
 
     Args:
-        shapes: of the output, in every run.
+        shapes: shapes of the output, in every run.
         batched: whether the first axis counts samples; otherwise a run is one sample, and ``[K]`` its values.
     """
     ranks = (2,) if batched else (1, 2)
@@ -308,7 +308,7 @@ class OutputError:
     """The difference of one output from the reference.
 
     Attributes:
-        name: of the output.
+        name: name of the output.
         mean, largest: absolute error, in the output's unit.
         mean_share, largest_share: the same as shares of the range; for whole numbers and truth values the
             share of values that differ, and 0. For several values, the worst one's.
@@ -343,7 +343,7 @@ class ErrorCount:
     """Adds up the differences of one output; values that are not finite in the reference do not count.
 
     Args:
-        name: of the output.
+        name: name of the output.
         columns: whether results are ``[n, K]``, with each of the K values compared relative to its own range.
     """
 
@@ -454,9 +454,9 @@ class RegressionErrors:
     """Errors of a regression's values over all images seen.
 
     Attributes:
-        names, units: of the values.
+        names, units: names and units of the values.
         images: number of images seen.
-        errors: of the values ``[K]``, each with a range of its own.
+        errors: errors of the values ``[K]``, each with a range of its own.
     """
 
     names: tuple[str, ...]

@@ -92,7 +92,7 @@ class Declared:
     """A field of a dataclass of options.
 
     Attributes:
-        name: of the field.
+        name: name of the field.
         kind: the type of its value, or of each of several.
         optional, several: whether it may be None; whether it is a tuple of values.
         default: where it is left out.

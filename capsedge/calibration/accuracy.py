@@ -54,7 +54,7 @@ class Criterion:
         scores: the output whose largest value decides the class; None to compare numbers.
         numbers: outputs whose values are compared; none if there are scores.
         multi_label: whether a decision is the set of classes with a score of at least ``threshold``.
-        threshold: of the scores.
+        threshold: threshold for the scores.
         reason: the reason for this choice, as text.
         batched: whether the first axis of ``numbers`` counts samples; otherwise each run is one sample.
     """

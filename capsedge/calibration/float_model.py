@@ -65,9 +65,9 @@ class FloatModel:
 
     Attributes:
         content: the bytes of the file, which is read once.
-        sha256: of the content.
+        sha256: SHA-256 of the content.
         session: a session that runs it.
-        metadata: of the file; None for a file from another tool.
+        metadata: metadata of the file; None for a file from another tool.
         model: the graph.
         criterion: how files made from it are judged.
 

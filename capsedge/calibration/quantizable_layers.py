@@ -33,7 +33,7 @@ class QuantizableLayer:
             (weights that are stored in few bits and used in FP32); ``table`` (rows that are looked up, such
             as embeddings: stored in few bits, and only the rows that are read become FP32).
         weight: the initializer.
-        elements: of the weight.
+        elements: number of elements of the weight.
     """
 
     name: str
@@ -200,7 +200,7 @@ LARGEST = 127  # -128 stays unused: symmetric
 LARGEST4 = 7
 MULTIPLIERS = LARGEST // LARGEST4  # a 4-bit weight times this still fits 8 bits
 SMALLEST_GROUP = 8  # weights that share a multiplier
-_ROWS = 65536  # of a table, quantized at a time
+_ROWS = 65536  # number of rows of a table to quantize at a time
 
 
 def quantize(

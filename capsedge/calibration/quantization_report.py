@@ -53,8 +53,8 @@ class ExecutedPrecision:
     """One kind of computing node in the executed graph.
 
     Attributes:
-        op: its type, with its domain if that is not the default.
-        precision: of its arithmetic, or ``int8 weights`` for a routing operator that computes in FP32.
+        op: the node's type, with its domain if that is not the default.
+        precision: the arithmetic's precision, or ``int8 weights`` for a routing operator computing in FP32.
         count: number of such nodes.
     """
 

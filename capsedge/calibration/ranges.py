@@ -20,7 +20,7 @@ from capsedge.runtime.files.writing import write_text
 # --- Four methods of choosing a range ---
 
 BINS = 2048
-PERCENTILE = 99.99  # of the values lie inside the range
+PERCENTILE = 99.99  # share of the values inside the range, in per cent
 LEVELS = 256
 
 
@@ -176,8 +176,8 @@ class CalibrationTable:
     """Ranges of activations.
 
     Attributes:
-        model_sha256: of the FP32 file.
-        data_sha256: of the calibration images, as computed by `ImageSet.digest`.
+        model_sha256: SHA-256 of the FP32 file.
+        data_sha256: SHA-256 of the calibration images, as computed by `ImageSet.digest`.
         method: ``minmax``, ``percentile``, ``entropy`` or ``mse``.
         images: number of calibration images.
         source: where the images came from.

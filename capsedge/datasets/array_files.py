@@ -70,7 +70,7 @@ class Arrays:
     """The arrays of an open npz file.
 
     Attributes:
-        names: of the arrays.
+        names: names of the arrays.
 
     Args:
         path: its name, for errors.
@@ -248,7 +248,7 @@ def opened_arrays(path: Path) -> Iterator[Arrays]:
 _UNSIGNED_BYTE = 8
 _IDX_CHUNK = 1 << 16
 _MOST = 1 << 20  # bytes unpacked at once
-_MEMBERS = 1 << 16  # of one gzip file; tools that can seek in it write one every 64 KiB
+_MEMBERS = 1 << 16  # maximum for one gzip file; tools that can seek in it write one every 64 KiB
 
 
 def read(path: Path, count: int | None = None) -> NDArray[np.uint8]:

@@ -159,7 +159,7 @@ def read_classes(
     Args:
         prep: the model's preprocessing, to whose size the images are resized.
         count: number of images to read, evenly spaced over all of them; None for all.
-        names: of the classes; those of the sub-folders by default.
+        names: names of the classes; those of the sub-folders by default.
 
     Returns:
         Pixels ``[N, H, W, C]`` and classes ``[N]``; empty if there are no such sub-folders.

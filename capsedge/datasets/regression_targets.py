@@ -42,7 +42,7 @@ def read_targets(
     Args:
         source: a folder with ``targets.csv`` or ``test.npz``, or an npz file.
         prep: the network's preprocessing.
-        names: of its values, which are columns of the table. An npz file has them in their order.
+        names: names of its values, which are columns of the table. An npz file has them in their order.
         limit: number of images to read, from the first on.
 
     Returns:
@@ -161,7 +161,7 @@ def typical_input_from(data: Typical, preprocessing: Preprocessing) -> TypicalIn
         data: 100 images or more as in training: a data set folder (its split ``train``), a folder of images,
             an npz, npy or idx file; uint8 pixels ``[N, H, W]`` or ``[N, H, W, C]``; prepared floats
             ``[N, C, H, W]``; or a criterion, which is returned.
-        preprocessing: of the model.
+        preprocessing: preprocessing of the model.
 
     Returns:
         The criterion, for ``typical`` of `capsedge.export` and `capsedge.optimize`.

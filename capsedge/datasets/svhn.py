@@ -27,7 +27,7 @@ _TYPES = {1: "i1", 2: "u1", 3: "<i2", 4: "<u2", 5: "<i4", 6: "<u4", 7: "<f4", 9:
 _PIXELS = (32, 32, 3)
 _MOST = 1 << 20  # bytes read at once
 _SMALL = 4096  # bytes of sizes or of a name
-_ELEMENTS = 16  # of a file: the two arrays, and what a program may have added
+_ELEMENTS = 16  # maximum per file: the two arrays, and anything a program may have added
 
 
 class _Damaged(Exception):

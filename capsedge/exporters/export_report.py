@@ -86,7 +86,7 @@ class ExportReport(Summarized):
     Attributes:
         path: the file, which is not written if a comparison fails; None for a dry run.
         size: bytes of the file.
-        opset, ir_version: of the file.
+        opset, ir_version: opset and IR version of the file.
         ops: ``auto``, ``fused`` or ``portable``.
         inputs, outputs: name and shape; a string is a free dimension.
         operators: nodes by type.

@@ -69,7 +69,7 @@ def child_map(
     Args:
         model: a graph of ``capsedge`` nodes without functions.
         tensor: capsules ``[N, ..., P]``, the axes between counted as one.
-        inputs: of the graph, an example.
+        inputs: inputs of the graph, an example.
 
     Returns:
         None if there is no such map, a capsule depends on several positions, or the order is another.
@@ -217,7 +217,7 @@ class TracedGraph(Traced):
         module: returns a tuple.
         layers: those of its graph.
         calls: the layer of each routing node of the graph, in order.
-        inputs: of these nodes.
+        inputs: inputs of these nodes.
     """
 
     def __init__(

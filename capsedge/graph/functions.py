@@ -158,7 +158,7 @@ def expand(
     """Give a node its own body, which `inline` puts in its place.
 
     Args:
-        shapes: of its inputs.
+        shapes: shapes of its inputs.
         number: number of the body in the model.
         couplings, traced: as for ``function_body``; the node has the outputs.
     """

@@ -30,7 +30,7 @@ class FreeAxis:
     """The axis whose size differs.
 
     Attributes:
-        name: of the free dimension.
+        name: name of the free dimension.
         sizes: in the two graphs.
         source: the input that has the axis; empty for the first.
         axis: its position in that input.

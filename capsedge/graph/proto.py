@@ -155,7 +155,7 @@ def input_shapes(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> list[Shap
     """Shapes of the inputs of a capsule operator, in order.
 
     Args:
-        shapes: of ``shapes_of``.
+        shapes: result of ``shapes_of``.
 
     Raises:
         UnknownShapeError: one is not among them.

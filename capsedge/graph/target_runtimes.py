@@ -20,7 +20,7 @@ class Target:
     """A runtime by name.
 
     Attributes:
-        name: of the runtime.
+        name: name of the runtime.
         batch: the batch to which its files are fixed by default; None for a free one.
         opset: the newest that its converter was tested with.
     """

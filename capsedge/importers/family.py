@@ -75,7 +75,7 @@ class Weights:
 
     Attributes:
         tensors: by name, FP32.
-        format: of the file, in words.
+        format: format of the file, in words.
         config: the model's configuration that the file stores (Keras); None if it has none.
         lambdas: names of the configuration's Lambda layers, whose code is never run.
         notes: remarks on what was omitted or unwrapped.
@@ -145,9 +145,9 @@ class Variant:
     Attributes:
         name: for ``--variant``.
         words: what it computes.
-        fields: of the configuration.
+        fields: fields of the configuration.
         source: the repository, if not the family's, whose licence then does not cover it.
-        licence: of that source; empty if it states none.
+        licence: licence of that source; empty if it states none.
     """
 
     name: str
@@ -162,7 +162,7 @@ class DataSet:
     """A data set that the author's code reads, and how it does so.
 
     Attributes:
-        name: of the data set.
+        name: name of the data set.
         channels, side: of its images.
         classes: their names.
         mean, std: applied to pixels in [0, 1].
@@ -183,7 +183,7 @@ class Family:
     Attributes:
         name: for ``--family``.
         source: repository and file.
-        licence: of the source, by its SPDX name; empty if the repository states none.
+        licence: licence of the source, by its SPDX name; empty if the repository states none.
         dialect: its routing in one sentence.
         differences: from the paper.
         keys: patterns of the tensors that are always present (`capsedge.importers.family`); or, for networks
@@ -484,7 +484,7 @@ def images_and_classes(
     """Class names and preprocessing, as fields of a configuration.
 
     Args:
-        count: of classes.
+        count: number of classes.
         size: height and width, if the weights determine them.
 
     Raises:

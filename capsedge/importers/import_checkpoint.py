@@ -52,7 +52,7 @@ class ImportReport(Summarized):
         model: the network, in evaluation mode.
         origin: family, source, licence, assumptions and comparison, as recorded in the checkpoint.
         identified_by: keys and sizes.
-        format: of the file.
+        format: format of the file.
         comparison: with the author's code; None without ``reference_code``.
         measured: accuracy or errors on ``data``; None without it.
         warnings: warnings for the user.

@@ -21,7 +21,7 @@ class Fit:
     """How well shapes fit patterns.
 
     Attributes:
-        sizes: of the letters.
+        sizes: sizes of the letters.
         matched: keys that fit.
         missing: patterns without a key.
         wrong: what is wrong with the shapes of existing keys, in words.

@@ -30,7 +30,7 @@ class Measured:
         images: their number.
         accuracy: share of correct decisions; None for a regression.
         errors: mean absolute error of each value, in its unit; angles are measured the shorter way round.
-        units: of the values.
+        units: units of the values.
         better: accuracy, or mean of the errors, of each alternative that is clearly better, by description.
         data: name of the images.
         useless: values whose error is no lower than that of the mean of the targets.

@@ -39,7 +39,7 @@ class Block:
     """Inputs that are in memory at the same time.
 
     Attributes:
-        names: of each input, for display.
+        names: names of the inputs, for display.
         inputs: ``[n, C, H, W]``, prepared; n is at most `BATCH`.
     """
 
@@ -52,7 +52,7 @@ class Inputs:
     """Noise, strokes, hard cases, and the user's images, generated in blocks to limit memory.
 
     Attributes:
-        preprocessing: of the network.
+        preprocessing: preprocessing of the network.
         images: the user's, if any.
     """
 
@@ -108,7 +108,7 @@ def batches(inputs: NDArray[np.float32], size: int) -> Sequence[Tensor]:
 
 # --- The comparison ---
 
-TOLERANCE = 1e-5  # of the largest value
+TOLERANCE = 1e-5  # relative to the largest value
 FP64_TOLERANCE = 1e-9  # the same in FP64, used if FP32 differs by more
 NAMED = 5  # inputs with NaN
 _FEW = 8
@@ -119,7 +119,7 @@ class ReferenceCheck:
     """The result of a comparison.
 
     Attributes:
-        code, code_sha256: of the author's module.
+        code, code_sha256: code and SHA-256 of the author's module.
         output: what was compared, ``poses`` or ``scores``.
         inputs: their number.
         largest_difference: relative to the largest value, in FP32.

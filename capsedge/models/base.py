@@ -72,7 +72,7 @@ class CapsuleModel(nn.Module, ABC):
         """Pictures decoded from each class's capsule alone, all others masked to zero.
 
         Args:
-            poses: of the class capsules ``[N, J, P]``.
+            poses: poses of the class capsules ``[N, J, P]``.
 
         Returns:
             ``[N, J, C, H, W]`` in [0, 1].

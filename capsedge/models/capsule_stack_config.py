@@ -25,7 +25,7 @@ class StemLayer:
         bias: whether a convolution has one.
         activation: ``linear``, ``relu``, ``tanh`` or ``sigmoid``.
         epsilon: that of batch normalization.
-        name: of the layer that it was imported from.
+        name: name of the layer that it was imported from.
     """
 
     kind: str
@@ -88,7 +88,7 @@ class RoutedLayer:
     Attributes:
         capsules, dim: number of parents and size of their poses.
         shared: whether all children share one weight.
-        name: of the layer that it was imported from.
+        name: name of the layer that it was imported from.
     """
 
     capsules: int

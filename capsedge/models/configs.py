@@ -159,8 +159,8 @@ class MatrixCapsulesConfig(ModelConfig):
             two elements of its first row; or ``none``.
         normalized_activations: whether the children's activations are ``a / (a + epsilon)``, as computed by
             code that normalizes ``R a`` over the parents.
-        patches: of the convolutional capsule layers: ``windows``, or patches ``[K, K, H', W']`` read as
-            ``[H', W', K, K]``: ``kernel``.
+        patches: how the convolutional capsule layers read their input: ``windows``, or ``kernel``, for
+            patches ``[K, K, H', W']`` read as ``[H', W', K, K]``.
         statistics: those of the ``paper``, or ``clamped`` (`capsedge.models.em_layers`), where ``patches``
             are of poses, as in ``AttentionCapsulesConfig``.
     """
@@ -215,8 +215,8 @@ class AttentionCapsulesConfig(ModelConfig):
         dense_layers: numbers of types in the fully connected capsule layers between the convolutional ones
             and the class capsules.
         concurrent: whether all layers route at once, pass by pass, instead of one after the other.
-        patches: of the convolutional capsule layers: ``windows`` (the paper), or patches
-            ``[P, H' W']`` at each place of the kernel read as ``[H' W', P]``: ``elements``.
+        patches: how the convolutional capsule layers read their input: ``windows`` (the paper), or
+            ``elements``, for patches ``[P, H' W']`` at each place of the kernel read as ``[H' W', P]``.
     """
 
     architecture: ClassVar[str] = "attention-capsules"

@@ -19,7 +19,7 @@ from capsedge.models.base import CapsuleModel
 from capsedge.models.user_code import on_cpu
 
 _LARGEST = 2**28  # elements of an example
-_ROWS = 8  # of an example with whole numbers
+_ROWS = 8  # number of rows of an example with whole numbers
 _FEW = 2  # whole numbers that index nothing are below this: masks
 _SHAPE = re.compile(r"\*?\d+(x\*?\d+)*")
 _TYPES = {

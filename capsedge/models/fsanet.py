@@ -57,7 +57,7 @@ def _normalized(x: Tensor) -> Tensor:
 
 STAGES = 3
 FEATURES = 64  # channels of each stage's map
-_WIDTHS = (16, 32, 32, 64, 64, 128, 128)  # of a stream's blocks
+_WIDTHS = (16, 32, 32, 64, 64, 128, 128)  # widths of a stream's blocks
 _SMALL = 1e-8  # under the sums of a mapping
 
 

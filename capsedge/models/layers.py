@@ -200,7 +200,7 @@ class DynamicCapsules(nn.Module):
         vote_bias: whether a learned constant is added to the votes.
         softmax: over the ``parents`` of a child or the ``children`` of a parent.
         squashed: the ``pose`` of a parent, its ``elements`` alone, or an element over all ``parents``.
-        epsilon: of the squash.
+        epsilon: epsilon of the squash.
     """
 
     def __init__(
@@ -276,7 +276,7 @@ class SideBySide(nn.Module):
     unchanged.
 
     Attributes:
-        stride: of the windows over the result.
+        stride: stride of the windows over the result.
     """
 
     index: Tensor | None

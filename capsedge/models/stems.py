@@ -54,8 +54,8 @@ def fractional_windows(size: int, count: int) -> list[int]:
     product is an integer, at which FP32 and FP64 could choose different windows.
 
     Args:
-        size: of the map.
-        count: of the windows.
+        size: size of the map.
+        count: number of windows.
 
     Raises:
         UsageError: the map has fewer rows than the windows need.

@@ -29,7 +29,7 @@ from capsedge.models.user_weights import load_weights
 from capsedge.runtime.files.json_documents import Malformed, parse
 from capsedge.runtime.files.writing import sha256
 
-_LINES = 20  # of a message, after the first
+_LINES = 20  # maximum number of lines of a message, after the first
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ WRAPPERS = (
     "best_states",
     "best_state",
 )
-_DEPTH = 3  # of wrappers
+_DEPTH = 3  # maximum depth of nested wrappers
 _LISTED = 5  # keys of each kind in a message
 _LONGEST, _GUESSED = 200, 2000  # limits for guessing: characters of a key, and number of keys
 # Buffers that older versions of torch did not save, and counters that tools leave behind.

@@ -240,10 +240,10 @@ STRENGTHS = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.125)
 _ANGLE = np.deg2rad(25.0)
 _ZOOM = 0.2
 _SHEAR = 0.2
-_SHIFT = 0.08  # of the sides
-_BEND = 0.06  # of the sides, the standard deviation at the knots
+_SHIFT = 0.08  # as a share of the sides
+_BEND = 0.06  # standard deviation at the knots, as a share of the sides
 _KNOTS = 5  # on each side
-_NOISE = 0.25  # of an image's standard deviation
+_NOISE = 0.25  # relative to an image's standard deviation
 
 
 @dataclass(frozen=True)
@@ -454,6 +454,6 @@ class NetworkPair:
 
 def _scores(session: Session, batch: NDArray[Any]) -> NDArray[np.float32]:
     name = session.roles.scores
-    assert name is not None  # of a classification
+    assert name is not None  # a classification has one
     runs = session.run_batches(batch, [name], batch_size=BATCH)
     return np.concatenate([outputs[name] for _, outputs in runs]).astype(np.float32)

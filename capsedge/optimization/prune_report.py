@@ -18,7 +18,7 @@ class Size:
     Attributes:
         parameters: trainable ones, including the decoder's.
         multiply_adds: per image, without the decoder.
-        bytes: of the checkpoint.
+        bytes: size of the checkpoint.
     """
 
     parameters: int

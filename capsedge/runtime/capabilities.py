@@ -19,8 +19,8 @@ class Capabilities:
 
     Args:
         path: the file, for errors.
-        image_input: of the model.
-        outputs: of the model.
+        image_input: image input of the model.
+        outputs: outputs of the model.
         decoder: the file's decoder; None if it has none that can run separately.
         whole: whether the model runs only as a whole, as an engine does.
     """

@@ -11,8 +11,8 @@ from typing import Any
 
 from capsedge.spec import limits
 
-CASCADE_KEY = "capsedge.cascade"  # of an ONNX file's metadata
-CONFIDENCE = 0.95  # of the lower bound on the agreement
+CASCADE_KEY = "capsedge.cascade"  # key in an ONNX file's metadata
+CONFIDENCE = 0.95  # confidence of the lower bound on the agreement
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Parent:
 
     Attributes:
         file, sha256, bytes: its name, checksum and size.
-        precision: of its weights.
+        precision: precision of its weights.
         checkpoint_sha256: checksum of its checkpoint; empty if it states none.
     """
 

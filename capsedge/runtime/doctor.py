@@ -127,7 +127,7 @@ def tensorrt(version: str, l4t: str, cuda: str = "", driver: str = "") -> Check:
     """TensorRT by its version, by JetPack, and by the driver.
 
     Args:
-        version: of TensorRT; empty if it is not installed.
+        version: version of TensorRT; empty if it is not installed.
         l4t: the release of a Jetson; empty elsewhere.
         cuda: major version of CUDA that TensorRT's wheels are for; empty if unknown.
         driver: newest CUDA that the driver supports; empty without a driver.

@@ -37,10 +37,10 @@ class Machine:
         tensorrt: version of TensorRT or TensorRT-RTX, with all four parts.
         cuda: version of the CUDA runtime; empty for a portable engine.
         gpu: name of the GPU; empty for a portable engine, which is built without one.
-        compute_capability: of the GPU, as ``"8.7"``; empty for a portable engine.
-        architecture: of the CPU.
+        compute_capability: compute capability of the GPU, as ``"8.7"``; empty for a portable engine.
+        architecture: architecture of the CPU.
         multiprocessors: number of the GPU's enabled multiprocessors; 0 if unknown.
-        power_mode: of a Jetson, such as ``MAXN_SUPER``; it determines clocks and multiprocessors.
+        power_mode: power mode of a Jetson, such as ``MAXN_SUPER``; it determines clocks and multiprocessors.
     """
 
     tensorrt: str
@@ -80,7 +80,7 @@ class EngineMetadata:
         command: the command that built it, for the record; errors advise `rebuild`.
         products: convolutions and matrix products by the type of their inputs: ``{"INT8": 4}``.
         target: ``tensorrt``: one GPU and one TensorRT; or ``tensorrt-rtx``: portable between GPUs.
-        compute_capabilities: of the GPUs that a portable engine was built for; empty for ``tensorrt``.
+        compute_capabilities: those of the GPUs that a portable engine was built for; empty for ``tensorrt``.
     """
 
     engine_sha256: str

@@ -36,7 +36,7 @@ LARGEST = 5  # intermediate values listed
 _WIDTHS = {
     "b": 1
 }  # bytes of an element by the letter of the operators' table; others count as FP32
-CONFIG_KEY = "capsedge.config"  # of a checkpoint's metadata
+CONFIG_KEY = "capsedge.config"  # key in a checkpoint's metadata
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class RoutingLayer:
     """A routing node and the memory of its votes.
 
     Attributes:
-        name, operator: of the node.
+        name, operator: name and operator of the node.
         positions, children, parents, pose: votes are ``[N, positions, children, parents, pose]``; None
             where the file does not say the shapes.
         votes: batch -> bytes of the votes in FP32, which an unfused graph writes and reads back.

@@ -122,8 +122,8 @@ class Outputs:
             sigmoid for several labels), or ``probability``.
         poses: the output ``[N, classes, ...]`` with a pose for each class; empty if there is none.
         values: the outputs of a regression ``[N, ...]``; empty for a classification.
-        names: of the values, in the order of the outputs and of their elements.
-        units: of the values; one for each, possibly empty.
+        names: names of the values, in the order of the outputs and of their elements.
+        units: units of the values; one for each, possibly empty.
     """
 
     scores: str = ""

@@ -15,7 +15,7 @@ from capsedge.spec import limits
 
 # --- Imported weights, whose origin ``export`` passes on ---
 
-ORIGIN_KEY = "capsedge.origin"  # of the metadata of a checkpoint or an ONNX file
+ORIGIN_KEY = "capsedge.origin"  # key in the metadata of a checkpoint or an ONNX file
 NOT_COMPARED = "not compared with its author's code"
 SUMMARY_FIELDS = "claimed by the file"
 
@@ -111,7 +111,7 @@ def origin_of(path: Path | str) -> Origin | None:
 
 # --- Pruned checkpoints ---
 
-PRUNING_KEY = "capsedge.pruning"  # of a checkpoint's metadata
+PRUNING_KEY = "capsedge.pruning"  # key in a checkpoint's metadata
 
 
 @dataclass(frozen=True)

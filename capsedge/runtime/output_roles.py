@@ -41,14 +41,14 @@ class OutputRoles:
 
     Args:
         path: the file, for errors.
-        image_input: of the model.
+        image_input: image input of the model.
         metadata: what the file states; None for a file from another tool, whose outputs have a role by their
             names.
-        inputs, outputs: of the model.
+        inputs, outputs: inputs and outputs of the model.
 
     Attributes:
         scores: the output that decides the class; None if there is none, as for a regression.
-        kind: of the scores: ``length``, ``logits`` or ``probability``; empty if there are none.
+        kind: kind of the scores: ``length``, ``logits`` or ``probability``; empty if there are none.
         poses: the output with a pose for each class; None if there is none.
         values: the outputs of a regression; empty for a classification.
         escalated: for a cascade, the output ``[N]`` that marks images decided by its large network; else

@@ -244,8 +244,8 @@ def to_invert(
     criterion, the frame in training is taken to be dark.
 
     Args:
-        score: of the best class; 0 if the image has nothing to see.
-        criterion: of the model; None if it has none.
+        score: score of the best class; 0 if the image has nothing to see.
+        criterion: criterion of the model; None if it has none.
         measured: the image's measurements, where the model has a criterion.
     """
     if score >= CONFIDENT:

@@ -111,7 +111,7 @@ def _bar(share: float | None) -> str:
 
 # --- Charts by matplotlib ---
 
-DPI = 300  # of every PNG: what print needs
+DPI = 300  # resolution of every PNG, as needed for print
 TIP = "tip:"  # before the text that `inline_svg` shows where the pointer rests, in an artist's gid
 
 

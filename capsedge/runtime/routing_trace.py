@@ -14,7 +14,7 @@ from capsedge.runtime.result_summary import Row, Summarized, Summary, short
 from capsedge.spec import limits
 from capsedge.spec.vocabularies import ROUTINGS, TRACE_KINDS, TRACE_REQUIRED
 
-PREFIX = "trace/"  # of the names of its outputs
+PREFIX = "trace/"  # prefix of the names of its outputs
 
 Floats = NDArray[np.float32]
 Pair = tuple[int, int]
@@ -25,7 +25,7 @@ class TraceLayer:
     """The metadata of a routed layer and its trace.
 
     Attributes:
-        name: of the layer, such as ``classes``.
+        name: name of the layer, such as ``classes``.
         routing: one of `ROUTINGS`.
         iterations: routing iterations ``T``.
         outputs: the output of the graph for each kind of value.
@@ -100,11 +100,11 @@ class TracedLayer(Summarized):
     ``i = (c * kernel[0] + dy) * kernel[1] + dx``.
 
     Attributes:
-        name: of the layer, such as ``classes``.
+        name: name of the layer, such as ``classes``.
         routing: ``dynamic``, ``em``, ``attention`` or ``self-attention``.
         iterations: their number T.
-        couplings: of the weighted sum of each iteration ``[N, T, I, J]``.
-        poses: of the parents after each iteration ``[N, T, J, P]``.
+        couplings: couplings of the weighted sum of each iteration ``[N, T, I, J]``.
+        poses: poses of the parents after each iteration ``[N, T, J, P]``.
         agreement: ``[N, T, I, J]``: the product of each vote and the parent's pose after the iteration; of
             EM routing the responsibilities after its E-step.
         distances: EM: Euclidean distances of votes and poses ``[N, T, I, J]`` (Hinton et al. 2018, fig. 2);
@@ -115,7 +115,7 @@ class TracedLayer(Summarized):
             None.
         grid: rows and columns of the parents' map; 1 and 1 for a dense layer.
         child_grid: rows and columns of the children's map; None if it is not known.
-        kernel, strides: of the window that a parent sees, in the children's map; None if not known.
+        kernel, strides: those of the window that a parent sees, in the children's map; None if unknown.
         types_first: whether the children of a window are ordered by type, row and column.
     """
 

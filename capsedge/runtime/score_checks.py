@@ -150,7 +150,7 @@ def check_scores(
     """Warnings about meaningless scores, or scores that are a mask.
 
     Args:
-        name, kind: of the output of scores.
+        name, kind: name and kind of the output of scores.
         task: single-label or multi-label.
         probed: all outputs on the check images.
     """

@@ -20,7 +20,7 @@ from capsedge.runtime.files.safetensors import field_of
 from capsedge.spec import limits
 from capsedge.spec.fields import LEAST_SIDE
 
-TYPICAL_INPUT_KEY = "capsedge.typical_input"  # of the metadata of a checkpoint or an ONNX file
+TYPICAL_INPUT_KEY = "capsedge.typical_input"  # key in the metadata of a checkpoint or an ONNX file
 LEAST_IMAGES = 100
 _SLACK = 0.05  # by which a span is widened at each end
 _BLANK_REASON = (

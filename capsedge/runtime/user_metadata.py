@@ -189,7 +189,7 @@ def metadata_for(
     """The metadata that a description gives a network, and warnings on its scores.
 
     Args:
-        session: of the network, read without its metadata.
+        session: session of the network, read without its metadata.
         base: what it states so far.
 
     Raises:
@@ -238,7 +238,7 @@ def check_takes_images(name: str, inputs: Mapping[str, Sequence[int | str | None
     """Refuse a network whose input is not images.
 
     Args:
-        name: of the network.
+        name: name of the network.
         inputs: shapes by name.
 
     Raises:
@@ -274,7 +274,7 @@ def preprocessing_for(
     """How images become the input ``[N, *sizes]``, by a description and what was known before.
 
     Args:
-        name: of the network, in errors.
+        name: name of the network, in errors.
 
     Raises:
         UsageError, ValueError: the description does not fit, or does not state a size.

@@ -73,7 +73,7 @@ class _Service:
 
     Args:
         models: by name and version; the default version is also there as the empty one.
-        version: of the server.
+        version: version of the server.
         budget: counts what the server holds.
     """
 

@@ -42,9 +42,9 @@ class Model:
     """A loaded model that answers requests. Belongs to one event loop.
 
     Args:
-        session: of the file.
+        session: session of the file.
         name, version: as clients use them; the version may be empty.
-        threads: of one inference.
+        threads: number of threads for one inference.
         images: most images in a batch; requests that cannot be gathered run one by one.
         wait: how many seconds a batch waits for more requests although a thread is free.
 
@@ -98,7 +98,7 @@ class Responder:
 
     Args:
         session: the loaded model.
-        name, version: of the model.
+        name, version: name and version of the model.
     """
 
     def __init__(self, session: Session, name: str, version: str) -> None:

@@ -28,15 +28,15 @@ BATCHES = Histogram(
 
 _MESSAGES, _MESSAGES_SECONDS = 20, 10.0  # messages logged per interval of so many seconds
 _MESSAGE_CHARACTERS = 1000
-_ACCESS_CHARACTERS = 100  # of a path or an id
+_ACCESS_CHARACTERS = 100  # maximum length of a path or an id
 
 
 class Access:
     """One request, from arrival to answer: it is counted, and logged in one line at level ``info``.
 
     Attributes:
-        status: of the answer; ``gone`` if the client disconnected first.
-        id: of the request; empty if it has none.
+        status: status of the answer; ``gone`` if the client disconnected first.
+        id: id of the request; empty if it has none.
     """
 
     def __init__(self, protocol: str, method: str, path: str, client: str) -> None:

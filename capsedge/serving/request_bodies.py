@@ -36,7 +36,7 @@ class Input:
     Attributes:
         name, datatype, shape: as stated by the client.
         data: its values, an array or a list; texts and files are bytes.
-        parameters: of this tensor.
+        parameters: parameters of this tensor.
     """
 
     name: str

@@ -69,7 +69,7 @@ def array_of(name: str, datatype: str, shape: Sequence[int], data: object) -> ND
     """An array of numbers from a tensor of a request.
 
     Args:
-        name: of the tensor, for errors.
+        name: name of the tensor, for errors.
         datatype: the protocol's name of its type.
         shape: its sizes.
         data: its values in row-major order, flat or nested.

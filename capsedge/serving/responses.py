@@ -101,10 +101,10 @@ class InferResponse:
     """An answer.
 
     Attributes:
-        name, version: of the model; the version may be empty.
+        name, version: name and version of the model; the version may be empty.
         outputs: the arrays by name, in row-major order.
-        parameters: of the answer; the predictions are one.
-        id: of the request.
+        parameters: parameters of the answer; the predictions are one.
+        id: id of the request.
     """
 
     name: str
@@ -121,7 +121,7 @@ def respond(
 
     Args:
         found: at least the outputs that the request needs.
-        name, version: of the model.
+        name, version: name and version of the model.
 
     Raises:
         ArtefactError: the model computed NaN, and predictions are requested.

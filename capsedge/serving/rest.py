@@ -22,7 +22,7 @@ from capsedge.serving.responses import PLATFORM, size_of, to_json
 EXTENSIONS = ["model_repository"]  # of which only the index exists
 _SMALL = 2**20  # largest answer in bytes that is sent in one piece
 _JSON = ("application/json", "")  # content types of a request; without one, JSON is assumed
-_ID_CHARACTERS = 128  # of an id in a header
+_ID_CHARACTERS = 128  # maximum length of an id in a header
 
 Models = Mapping[tuple[str, str], Model]
 
@@ -32,7 +32,7 @@ def endpoints(models: Models, version: str) -> Starlette:
 
     Args:
         models: by name and version; the default version is also there as the empty one.
-        version: of the server.
+        version: version of the server.
     """
     found = _Endpoints(models, version)
     paths = ("/v2/models/{name}", "/v2/models/{name}/versions/{version}")

@@ -150,7 +150,7 @@ class ServedSession(ModelName):
     """A loaded model from the command line.
 
     Attributes:
-        session: of the file.
+        session: session of the file.
         batch: how many images run together.
     """
 
@@ -188,9 +188,9 @@ class Serving:
         models: the models to serve.
         host: name or address of this machine to listen on.
         ports: to listen on.
-        threads: of one inference.
+        threads: number of threads for one inference.
         wait_ms: milliseconds that a batch waits for more requests.
-        version: of capsedge.
+        version: version of capsedge.
     """
 
     models: tuple[ServedSession, ...]

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-SCHEMA = 1  # of the metadata
-ENGINE_SCHEMA = 1  # of the metadata file of an engine
-PREFIX = "capsedge."  # of the names of all properties
+SCHEMA = 1  # version of the metadata
+ENGINE_SCHEMA = 1  # version of an engine's metadata file
+PREFIX = "capsedge."  # prefix of all property names
 QUANTIZATION_KEY = "capsedge_quantization"  # what a file without metadata was quantized with
 INPUTS_KEY = "capsedge_inputs"  # what a file states about its inputs, with or without metadata
 

@@ -105,7 +105,7 @@ class Operator:
 
     Attributes:
         name: its type in ONNX.
-        inputs, outputs: of the ONNX node, in order; the first input is a batch of poses, the optional ones
+        inputs, outputs: those of the ONNX node, in order; the first input is a batch of poses, optional ones
             are the last.
         attributes: in the order of the PyTorch operator's arguments.
         torch: name of the PyTorch operator in ``torch.ops.capsedge``; empty if the exporter creates the node.
@@ -169,7 +169,7 @@ class Operator:
         """Whether the TensorRT plugin library runs a node.
 
         Args:
-            shapes: of the node's inputs; None for one that is not known.
+            shapes: shapes of the node's inputs; None for one that is not known.
         """
         if not self.plugin or self.per_image(len(shapes)):
             return False
@@ -478,8 +478,8 @@ ROUTING_OPERATORS = {name: o for name, o in OPERATORS.items() if o.routes}
 
 # --- Operator names in a file: one for each function body ---
 
-VERSION = 1  # of the domain
-PLUGIN_VERSION = "1"  # of the TensorRT plugins, whose namespace is the domain
+VERSION = 1  # version of the domain
+PLUGIN_VERSION = "1"  # version of the TensorRT plugins, whose namespace is the domain
 MAX_INSTANCES = 256  # names per operator that have a kernel; further ones run as function bodies
 INSTANCES_KEY = "capsedge.instances"  # session option that the operator library reads
 

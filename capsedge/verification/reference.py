@@ -32,8 +32,8 @@ from capsedge.runtime.session import Session
 Arrays = dict[str, NDArray[Any]]
 Tensors = Sequence[torch.Tensor]
 
-_ROUNDING = 2.0**-24  # of FP32
-_DRAWS = 3  # of roundings
+_ROUNDING = 2.0**-24  # rounding error of FP32
+_DRAWS = 3  # number of random roundings
 
 
 class Reference:
@@ -43,7 +43,7 @@ class Reference:
         module: one of the package's models, or any module that takes the images.
         outputs: names of the artefact's outputs.
         ranks: how many dimensions each has.
-        metadata: of the artefact: which scores export made of another output.
+        metadata: metadata of the artefact: which scores export made of another output.
         batch: the fixed one of the artefact, at which the module is run; None for a free one.
 
     Attributes:

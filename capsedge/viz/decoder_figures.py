@@ -49,7 +49,7 @@ class Reconstructions(Picture):
     Attributes:
         examples: the images.
         classes: numbers of the classes shown, in their order in the model.
-        names: of these classes.
+        names: names of these classes.
         pictures: ``[N, K, C, H, W]``, values 0 to 1.
         scores: ``[N, K]``.
         winners: number of each image's best class.
@@ -359,7 +359,7 @@ class Dimensions(Picture):
     Attributes:
         examples: the images.
         classes: for each image, number of the capsule that is varied.
-        names: of these classes.
+        names: names of these classes.
         poses: ``[N, P]``, the poses that are varied.
         pictures: ``[N, D, S, C, H, W]``: the first D dimensions, each at S offsets.
     """

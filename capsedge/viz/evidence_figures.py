@@ -65,7 +65,7 @@ class Responsibilities(Picture):
     Attributes:
         examples: the images.
         classes: numbers of the classes of each image.
-        names: of these classes.
+        names: names of these classes.
         shares: ``[N, K, H, W]``; each map adds up to one.
         grid: positions of its cells on the input.
         layer: name of the layer whose children the cells are.

@@ -30,7 +30,7 @@ class Examples:
     """Images of one picture.
 
     Attributes:
-        names: of the images.
+        names: names of the images.
         inputs: ``[N, C, H, W]`` as the model takes them.
         pixels: ``[N, H, W, 3]`` as displayed.
         predictions: one per image.

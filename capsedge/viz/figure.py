@@ -131,7 +131,7 @@ def draw_sheet(
         axis: matplotlib's; its images are the tiles, row by row.
         rows: the tiles.
         columns: headings, one per column.
-        names: of the rows, on their left.
+        names: names of the rows, on their left.
     """
     step, tall, height = _steps(rows)
     for r, row in enumerate(rows):

@@ -146,7 +146,7 @@ def chosen(
     Args:
         session: the model.
         options: what they are made from.
-        names: of the pictures; empty for the default.
+        names: names of the pictures; empty for the default.
         several: whether the default is all that the file supports.
 
     Raises:

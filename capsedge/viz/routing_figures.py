@@ -42,7 +42,7 @@ class ImageIterations:
 
     Attributes:
         classes: numbers of the classes shown, in their order in the model.
-        names: of these classes.
+        names: names of these classes.
         strengths: ``[T, K]``.
         winner: number of the best class.
         pictures: ``[T, C, H, W]``, the decoder's picture of the winner's pose; None without a decoder.

@@ -24,8 +24,8 @@ from capsedge.runtime.metadata import ModelMetadata
 from capsedge.spec import limits
 
 SCHEMA = 1
-KIND = "capsedge-c"  # of the description
-WASM_KIND = "capsedge-wasm"  # of the description that `--target wasm` writes
+KIND = "capsedge-c"  # kind stated in the description
+WASM_KIND = "capsedge-wasm"  # kind stated in the description that `--target wasm` writes
 MOST_BATCH = 1 << 16  # most images per call that a description may state
 
 
@@ -36,7 +36,7 @@ def contents(
 
     Args:
         lib: the network.
-        metadata: of the ONNX file.
+        metadata: metadata of the ONNX file.
         file: its path, of which only the name is used.
         data: its bytes.
     """
@@ -111,8 +111,8 @@ class LayerRow:
 
     Attributes:
         products: multiply-adds per call.
-        constant_bytes: of its weights, in flash.
-        scratch_bytes: of its own working memory.
+        constant_bytes: size of its weights, in flash.
+        scratch_bytes: size of its own working memory.
         live_bytes: bytes of the arena in use while it runs, including values of other layers.
     """
 
@@ -130,7 +130,7 @@ class Report(NamedTuple):
     Attributes:
         description: the whole ``NAME.json``.
         memory: bytes, by their names.
-        layers: of the network.
+        layers: layers of the network.
         measured: what `build --measure` found, with as many counts as layers or none.
     """
 

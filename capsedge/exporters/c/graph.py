@@ -104,7 +104,7 @@ class Translation:
         constants: where arrays go.
         inputs: the C name of each input that the caller passes; empty for a mask of one class, which is made
             from the caller's ``index``.
-        prefix: of the names of buffers.
+        prefix: prefix of the names of buffers.
 
     Attributes:
         program: the steps.

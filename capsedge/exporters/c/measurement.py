@@ -90,7 +90,7 @@ class Counted:
     """The result of a run on a board with one input.
 
     Attributes:
-        hash: of the bits of all results, eight hexadecimal digits.
+        hash: hash of the bits of all results, eight hexadecimal digits.
         layers: instructions of every layer, in the order of ``NAME.json``.
     """
 
@@ -115,7 +115,7 @@ def count(
     Args:
         files: those of `write_c.generate`.
         description: the contents of ``NAME.json``.
-        flags: of the compiler, besides those of the board.
+        flags: flags of the compiler, besides those of the board.
         stack: bytes that the board reserves.
 
     Raises:
@@ -161,7 +161,7 @@ class Measured:
         stack_bytes: a bound for ``NAME_run``, without `memcpy`, `memset` and interrupts; None if recursion or
             variable-size stack memory makes a bound impossible.
         emulator: that counted the instructions, with its version; empty if none is installed.
-        instructions: of every layer; empty without an emulator.
+        instructions: instructions of every layer; empty without an emulator.
     """
 
     core: str

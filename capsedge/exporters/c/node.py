@@ -14,7 +14,7 @@ class Node:
     """A node.
 
     Attributes:
-        name: of the node, or of its first output.
+        name: name of the node, or of its first output.
         operator: its type, without the number of an instance.
         inputs: its values; None for omitted ones.
         attributes: in Python's types.

@@ -37,7 +37,7 @@ class Buffer:
     Attributes:
         name: its name in the C source.
         bytes: its size.
-        ctype: of its elements.
+        ctype: C type of its elements.
         external: whether the caller owns it.
     """
 
@@ -55,7 +55,7 @@ class Value:
         shape: its dimensions.
         dtype: numpy's name of its element type.
         strides: elements between neighbours along every axis.
-        offset: of the first element in the buffer.
+        offset: offset of the first element in the buffer.
         buffer: where it lies; None for a constant.
         array: of a constant, its elements.
     """

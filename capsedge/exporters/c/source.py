@@ -54,8 +54,8 @@ class Library:
         name: prefix of its symbols.
         title: what it is, for comments.
         input_shape: with the batch.
-        outputs: of ``run``.
-        labels: of the classes.
+        outputs: outputs of ``run``.
+        labels: labels of the classes.
         preprocessing: None if the file does not state how pixels become the input.
         run: the network.
         decoder: poses to one picture; None for none.

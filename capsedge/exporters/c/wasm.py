@@ -121,7 +121,7 @@ def write_wasm(
     Args:
         source: ONNX file of ``capsedge export`` or ``capsedge quantize``.
         target: the folder; replaced if an earlier run wrote it.
-        name: of the files; made from the file's name by default.
+        name: name of the files; made from the file's name by default.
         batch: images of a call; the file's, or 1.
 
     Raises:
@@ -152,7 +152,7 @@ def compile_network(
     Args:
         data: an ONNX file that was checked.
         file: its path, for errors and the description.
-        prefix: of its symbols, checked.
+        prefix: prefix of its symbols, checked.
         batch: images of a call; the file's, or 1.
 
     Raises:

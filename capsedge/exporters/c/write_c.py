@@ -153,7 +153,7 @@ def translate(
     Args:
         data: the ONNX file.
         model: the same, parsed.
-        prefix: of symbols.
+        prefix: prefix of the symbols.
         batch: None for the file's, or 1.
         file: its name, for comments.
     """

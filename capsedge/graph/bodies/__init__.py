@@ -45,8 +45,8 @@ def function_body(
         shapes: shapes of the inputs that the node has, in order; None for the free batch.
         attributes: attributes of the node; omitted ones have their defaults.
         rewrites: the exact rewrites to use; all by default.
-        opset: of the standard operators.
-        domain: of the function.
+        opset: opset of the standard operators.
+        domain: domain of the function.
         couplings: whether to add the couplings as an output.
         traced: whether to add the values of all iterations as outputs, one for each of ``Operator.traced``.
         compute: element type of the arithmetic (FP32; the tests use FP64).

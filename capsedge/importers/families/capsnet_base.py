@@ -34,7 +34,7 @@ from capsedge.models.registry import CIFAR10, DIGITS
 MNIST = DataSet("MNIST", 1, 28, DIGITS)
 MNIST_NORMALIZED = dataclasses.replace(MNIST, mean=(0.1307,), std=(0.3081,))
 CIFAR_NORMALIZED = DataSet("CIFAR-10", 3, 32, CIFAR10, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
-STRIDE = 2  # of the primary convolution, in all of them
+STRIDE = 2  # stride of the primary convolution in all of them
 SEQUENTIAL = ("decoder.0", "decoder.2", "decoder.4")  # the decoder's layers, with a ReLU after each
 NO_EPSILON = 1e-16
 NAN = "its squash divides by the norm without an epsilon: a zero vector is NaN there and zero here"
@@ -166,7 +166,7 @@ def decoder_keys(names: Sequence[str], takes: str = "M") -> dict[str, str]:
     """The keys of the decoder's three layers.
 
     Args:
-        names: of the layers.
+        names: names of the layers.
         takes: the size of its input: the pose of one class, of all (``JO``), or either (``M``).
     """
     sizes = (takes, "H1", "H2", "X")

@@ -35,7 +35,7 @@ from capsedge.models.configs import (
 
 # --- CapsNet-Keras by Xifeng Guo: capsules of channels, as in the paper ---
 
-_EPSILON = 1e-7  # of Keras
+_EPSILON = 1e-7  # Keras's epsilon
 
 
 def _configure_xifengguo(

@@ -224,7 +224,7 @@ FIXCAPS = Family(
 # Letters: A input channels; Cn, Hn channels and hidden units of the stem's layer n; N, P channels and kernel
 # of the primary convolution; I children, J classes, O, D elements of a class capsule and of a child.
 
-_HR_STRIDES = (1, 2, 2)  # of the stem
+_HR_STRIDES = (1, 2, 2)  # strides of the stem
 _HR_PRIMARY = {"primary_stride": 2, "primary_padding": 1}
 _BATCH_NORM = ("weight", "bias", "running_mean", "running_var")
 

@@ -31,7 +31,7 @@ from capsedge.importers.family import (
 from capsedge.models.configs import CapsuleConv, Conv, MatrixCapsulesConfig, ModelConfig
 from capsedge.models.registry import SMALLNORB
 
-_STRIDES = (2, 1)  # of the convolutional capsule layers
+_STRIDES = (2, 1)  # strides of the convolutional capsule layers
 _LAYERS = {"convcaps1": "capsules.0", "convcaps2": "capsules.1", "classcaps": "classes"}
 
 

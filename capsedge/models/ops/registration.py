@@ -74,7 +74,7 @@ def register(
     activation checkpointing, so training needs memory only for the largest layer.
 
     Args:
-        name: of the operator.
+        name: name of the operator.
         definition: the computation in differentiable PyTorch; its signature is the operator's.
         fake: shapes and types of the outputs, without values.
         tensor_count: how many of the arguments, counted from the first, are tensors or None; the rest are

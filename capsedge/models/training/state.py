@@ -53,7 +53,7 @@ def read_state(
         images: digest of the images; a state without one predates the digest and is not compared.
         expected: the state of each part by name, for a run like this one after one step.
         epochs: most epochs of the run.
-        steps: of one epoch.
+        steps: number of steps in one epoch.
 
     Returns:
         The state of each part by name, and ``history``: a line for every epoch that ended.

@@ -40,7 +40,7 @@ class Port:
         name: its name in the graph.
         shape: sizes; a string or None is a free dimension.
         dtype: numpy's name for the element type, or the backend's if numpy has none.
-        entries: of the table that an integer input indexes; None if the file does not state it.
+        entries: size of the table that an integer input indexes; None if the file does not state it.
         longest: the largest size of each axis of an input; 0 for any, empty if the file states none.
     """
 
@@ -129,7 +129,7 @@ class Backend(Protocol):
     """A model, loaded into what runs it. Several threads may use it.
 
     Attributes:
-        name: of the package that runs it; its key in ``BACKENDS``.
+        name: name of the package that runs it; its key in ``BACKENDS``.
         inputs, outputs: name, shape and type of each.
         batches: what one run takes.
         ops: ``fused`` if the capsule operators run in capsedge's operator or plugin library, ``mixed`` if

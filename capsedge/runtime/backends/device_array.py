@@ -86,7 +86,7 @@ class DeviceArray:
     """Contiguous memory on a GPU.
 
     Attributes:
-        address: of the first element.
+        address: address of the first element.
         shape, dtype: as numpy's.
         device: number of the GPU.
         stream: the stream that still writes it; None if it is complete.
@@ -167,7 +167,7 @@ def device_array(value: object, name: str, cuda: Cuda, device: int, stream: int)
 
     Args:
         value: an object with ``__dlpack__`` or ``__cuda_array_interface__``.
-        name: of the input or output, for errors.
+        name: name of the input or output, for errors.
         device: number of the GPU that it must be on, which must be the calling thread's current one.
 
     Raises:

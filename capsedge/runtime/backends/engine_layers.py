@@ -37,7 +37,7 @@ class Layer:
     """A layer of an engine.
 
     Attributes:
-        name: of the layer, or of several that TensorRT fused.
+        name: name of the layer, or of several that TensorRT fused.
         kind: what it is, such as ``CaskConvolution``, ``gemm`` or ``kgen``.
         inputs, outputs: element types of its data: ``FP32``, ``INT8``; empty for one that is not reported.
         weights: element types of its constants, if reported.

@@ -214,7 +214,7 @@ class SessionSettings:
     """How a model runs in ONNX Runtime: the same for a file, for a part of it, and for a profiled copy.
 
     Attributes:
-        threads: of one inference; None leaves the choice to ONNX Runtime.
+        threads: number of threads for one inference; None leaves the choice to ONNX Runtime.
         library: the operator library to register; its kernels are for the CPU.
         nodes: types of the file's ``capsedge`` nodes, for which the library has kernels to register.
         provider: ONNX Runtime's name of the execution provider.

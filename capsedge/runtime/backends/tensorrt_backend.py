@@ -266,7 +266,7 @@ def profiled_engine(
     """An engine on inputs, in memory and on a stream separate from those of calls.
 
     Args:
-        batch: of the inputs.
+        batch: batch size of the inputs.
         largest: batch that the engine was built for.
     """
     cuda = engine.cuda

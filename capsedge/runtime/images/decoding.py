@@ -150,7 +150,7 @@ def _explained(name: str, kind: str = "") -> Iterator[None]:
     """Turn the block's failures to decode an image into readable errors.
 
     Args:
-        name: of the image.
+        name: name of the image.
         kind: its format, if known.
 
     Raises:

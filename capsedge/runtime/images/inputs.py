@@ -39,7 +39,7 @@ OneImage: TypeAlias = (
 Images: TypeAlias = "OneImage | Iterable[OneImage]"
 
 Floats = NDArray[np.floating[Any]]
-_SLACK = 1e-3  # of the declared range, to allow for rounding and overshooting interpolation
+_SLACK = 1e-3  # share of the declared range, to allow for rounding and overshooting interpolation
 
 
 def folder_images(folder: Path) -> list[Path]:
@@ -63,7 +63,7 @@ class ImageReader:
     """How images become the input of a model.
 
     Attributes:
-        preprocessing: of the model.
+        preprocessing: preprocessing of the model.
         invert: for dark ink on a light background.
         layout: axes of arrays, such as ``NCHW``; None infers them from the shape.
         prepared: whether floats already are the model's input; None infers it from shape and values.
@@ -180,7 +180,7 @@ class ImageInput:
     Args:
         path: the file, for errors.
         metadata: what it states of its model; None for a file from another tool.
-        inputs: of the model; a file with metadata has one.
+        inputs: inputs of the model; a file with metadata has one.
     """
 
     def __init__(self, path: Path, metadata: ModelMetadata | None, inputs: Sequence[Port]) -> None:

@@ -348,7 +348,7 @@ def pixel_batch(
 
     Args:
         array: one image ``[H, W]``, ``[H, W, C]`` or ``[C, H, W]``, or several with ``N`` in front.
-        preprocessing: of the model.
+        preprocessing: preprocessing of the model.
         layout: one of the names above, with or without the ``N``; None infers it from the shape.
         name: the name in errors.
 

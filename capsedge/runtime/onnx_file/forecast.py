@@ -33,7 +33,7 @@ DEVICES: dict[str, tuple[int, float]] = {
     "xavier-nx-8gb": (8 * 2**30, 59e9),
     "raspberry-pi-5-8gb": (8 * 2**30, 17e9),
 }
-_USABLE = 0.75  # of a device's memory; the rest is the system's and the runtime's
+_USABLE = 0.75  # share of a device's memory; the rest is used by the system and the runtime
 _IN_PLACE = frozenset(
     ("Relu", "Sigmoid", "Tanh", "Add", "Sub", "Mul", "Div", "Sqrt", "Exp", "Log", "Neg", "Softplus",
      "Softmax", "Clip", "Abs", "LeakyRelu", "Elu")
@@ -229,7 +229,7 @@ class Planner:
     """Places buffers in one block: into the gap that fits best, otherwise at the end (ONNX Runtime's plan).
 
     Attributes:
-        size: of the block, so far.
+        size: size of the block, so far.
     """
 
     size: int = 0

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from capsedge.runtime.onnx_file.wire import BYTES, Wire, length_delimited, message, number_field
 from capsedge.spec import limits, onnx_wire
 
-LEAST_BYTES = 16 * limits.MIB  # of a table; smaller tables are not worth it
+LEAST_BYTES = 16 * limits.MIB  # minimum size of a table; smaller tables are not worth it
 # The file that stands in for the data. ONNX Runtime checks that it exists, but does not open it.
 STAND_IN = Path(__file__)
 _EXTERNAL = 1  # TensorProto.DataLocation

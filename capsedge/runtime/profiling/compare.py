@@ -32,7 +32,7 @@ from capsedge.runtime.progress import Progress, silent
 ROUNDS = 5
 PAUSE = 0.25  # seconds before each turn
 TURN_WARMUP = 0.1  # seconds at the start of each turn except the first
-TOLERANCE = 1e-3  # of an output's largest magnitude, between backends of one model
+TOLERANCE = 1e-3  # relative to an output's largest magnitude, between backends of one model
 PACKAGES = {
     "ort": "onnxruntime",
     "openvino": "openvino",

@@ -128,9 +128,9 @@ def _written(graph: Graph, body: Graph) -> Graph:
 
 WARMUP = 3  # least number of runs at the start of each turn that are not timed
 PAUSE, SETTLE = 0.02, 0.05  # seconds without and with runs before each turn
-ROUNDS = 5  # in which plain and profiled runs take turns
-SECONDS = 2.0  # of all profiled and plain runs, but at least one run of each per round
-MOST_RUNS = 400  # of the profiled session, whose events are kept in memory
+ROUNDS = 5  # number of rounds in which plain and profiled runs take turns
+SECONDS = 2.0  # total for all profiled and plain runs, but at least one run of each per round
+MOST_RUNS = 400  # maximum number of runs of the profiled session, whose events are kept in memory
 
 
 @dataclass(frozen=True)
@@ -207,7 +207,7 @@ class OperatorTimes:
         return (self.sum_ms + self.call_ms) / self.median_ms if self.median_ms else 0.0
 
 
-SHOWN_RUNS = 3  # in the trace
+SHOWN_RUNS = 3  # number of runs shown in the trace
 
 
 def time_operators(

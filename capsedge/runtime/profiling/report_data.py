@@ -44,7 +44,7 @@ class Run:
 
     Attributes:
         model: file name.
-        sha256: of the file.
+        sha256: SHA-256 of the file.
         backend: package versions, and which operators ran (``fused`` or ``portable``).
         device, threads, batch: as measured; ``threads`` 0 is ONNX Runtime's own choice.
         samples: seconds of every timed run, in order.

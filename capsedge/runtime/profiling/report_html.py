@@ -33,7 +33,7 @@ from capsedge.runtime.result_summary import (
     save_figure,
 )
 
-COLOURS = {  # of Okabe and Ito, safe for colour blindness
+COLOURS = {  # Okabe and Ito's palette, safe for colour blindness
     "stem": "#0072B2",
     "votes": "#E69F00",
     "routing": "#009E73",
@@ -43,8 +43,8 @@ COLOURS = {  # of Okabe and Ito, safe for colour blindness
 }
 HIGHLIGHT = "#D55E00"
 SHOWN = 14  # layers with a bar; the table lists all
-BINS = 60  # of a histogram
-MOST_POINTS = 400  # of a series; longer ones are thinned out, with their extremes kept
+BINS = 60  # number of bins in a histogram
+MOST_POINTS = 400  # most points of a series; longer ones are thinned out, keeping their extremes
 LAYER, ENTRANT = 44, 28  # characters on a line of a name
 WIDTH = 4.6  # inches, of a chart on the page
 

@@ -55,7 +55,7 @@ class Specification:
         output: the ``.npz`` file to write the outputs to; empty if there is none.
         threads: threads of one inference; 0 for the runtime's own choice.
         ops, device, provider: as for ``capsedge.load``.
-        precision: of OpenVINO; empty for its own choice, bfloat16 on processors that have it.
+        precision: OpenVINO's precision; empty for its own choice, bfloat16 on processors that have it.
         single: run each image of the inputs by itself, for files of batch 1; the first one is timed.
         checkpoint: for peers that run the trained model itself.
         module: instead of it, what names a network of the user's own, as JSON.

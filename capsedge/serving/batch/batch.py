@@ -77,7 +77,7 @@ class BatchReport(Summarized):
 
 # --- ``capsedge.batch`` ---
 
-FORMAT = 2  # of the table format: an unfinished run with another version is not resumed
+FORMAT = 2  # version of the table format: an unfinished run with another version is not resumed
 
 
 @takes(BatchOptions, RuntimeOptions)

@@ -32,7 +32,7 @@ class PartTask:
     """The work description sent to every worker.
 
     Attributes:
-        source: of the parts.
+        source: source of the parts.
         threads: CPUs of one worker.
         ops, outputs, invert: as for `capsedge.batch`.
         versions: the result of `versions`, which workers must match.
@@ -52,7 +52,7 @@ def predict_parts(
     """Yield every part once as parquet, with its number and counts, in any order.
 
     Args:
-        address: of the cluster, or ``auto``.
+        address: address of the cluster, or ``auto``.
 
     Raises:
         EnvironmentProblem: Ray is not installed, there is no such cluster, or it failed.

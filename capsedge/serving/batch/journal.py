@@ -39,7 +39,7 @@ class _Record:
         part: its number.
         size: bytes of its file.
         sha256: the checksum of its file, in hexadecimal.
-        counts: of its rows.
+        counts: numbers of its rows.
     """
 
     plan: str

@@ -20,7 +20,7 @@ class ModelBytes:
     """The content of an ONNX file.
 
     Attributes:
-        name: of the file, for errors.
+        name: name of the file, for errors.
         data: its content.
         sha256: the checksum of its content, in hexadecimal.
     """

@@ -36,7 +36,7 @@ class RowMaker:
     """Turns items into rows.
 
     Args:
-        session: of a model that states its classes and its preprocessing.
+        session: session of a model that states its classes and its preprocessing.
         outputs: the elements of `OUTPUTS` that become columns.
         invert: for dark ink on a light background.
         threads: images that are decoded at the same time; one per core by default.

@@ -40,7 +40,7 @@ class Member:
     """A member of an archive.
 
     Attributes:
-        offset: of the first header that belongs to it.
+        offset: offset of the first header that belongs to it.
         name: its path in the archive.
         size: its bytes.
         other: the kind of member, such as ``a symbolic link``; empty for a plain file.

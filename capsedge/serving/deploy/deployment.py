@@ -183,7 +183,7 @@ class KServeDeployment(Summarized):
 
     Attributes:
         output: the file.
-        name: of the InferenceService.
+        name: name of the InferenceService.
         models: names of the models that it loads.
         manifest: the document.
     """

@@ -158,7 +158,7 @@ class ModelName:
 
     Attributes:
         name: the name that clients use.
-        version: of the name; empty if there is only one.
+        version: version of the name; empty if there is only one.
         file: a path, or a name of the zoo.
     """
 
@@ -264,7 +264,7 @@ class ServerEngine:
     """A TensorRT engine for a model server; it declares its inputs and outputs to the server itself.
 
     Attributes:
-        name: of its folder.
+        name: name of its folder.
         path: the engine.
         engine_metadata: the target that it was built for.
     """
@@ -280,7 +280,7 @@ def read_server_model(
     """Read and try a model.
 
     Args:
-        name: of its folder.
+        name: name of its folder.
         file: a file, or a name of the zoo.
         ops: ``auto``, ``fused`` or ``portable``.
         on_gpu: whether the server runs it on a GPU, where the operator library has no kernels.

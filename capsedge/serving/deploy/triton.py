@@ -96,7 +96,7 @@ class Serving:
     Attributes:
         gpu: number of the GPU; None for the CPU.
         instances: number of copies of each model that run concurrently.
-        threads: of one inference on the CPU; None leaves the choice to ONNX Runtime.
+        threads: number of threads for one inference on the CPU; None leaves the choice to ONNX Runtime.
         max_batch: rows of the largest batch formed from requests.
         preferred_batches: batch sizes that run as soon as they are reached.
         queue_delay: microseconds that a request may wait for others.
