@@ -55,7 +55,7 @@ def excess(
 
     Args:
         difference: found - reference ``[n, ...]``, finite.
-        reference: of the same shape, finite.
+        reference: finite values of the same shape.
         noise: the error of FP32 as it was measured, broadcast over the elements; 0 if it was not.
         most: what it may add at most, whatever was measured.
     """
@@ -75,7 +75,7 @@ def nearest_ratio(
     tolerance: Tolerance,
     conditioning: NDArray[Any] | float,
 ) -> NDArray[np.float64]:
-    """With FP64 as the referee: an element passes, too, that is near enough to the exact value.
+    """With FP64 as the referee, an element also passes if it is near enough to the exact value.
 
     Args:
         ratio: the `excess` over the reference in FP32.
@@ -88,7 +88,7 @@ def nearest_ratio(
 
 
 def undefined(reference: NDArray[Any], noise: NDArray[Any] | float) -> NDArray[np.bool_]:
-    """Where rounding moves the reference ``[n, ...]`` by more than `excess` may allow."""
+    """Where rounding changes the reference ``[n, ...]`` by more than `excess` may allow."""
     size = np.abs(reference).max(axis=-1, keepdims=True, initial=0.0)
     beyond = NOISE_FACTOR * np.asarray(noise) > _bound(reference, size, MAX_GROWTH)
     return np.asarray(np.broadcast_to(beyond, reference.shape))

@@ -177,9 +177,7 @@ def histograms(
     limits = magnitudes(model, tensors, data)
     counts = {t: np.zeros(BINS, np.int64) for t in tensors}
     sums: dict[str, NDArray[np.float64]] = {}
-    rows = dict.fromkeys(
-        tensors, 0
-    )  # which are more than images where a batch is folded with positions
+    rows = dict.fromkeys(tensors, 0)  # more than the images if the batch is merged with positions
     done = 0
     for number, values in watch(model, tensors, data):
         for t in tensors:

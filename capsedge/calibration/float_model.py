@@ -47,7 +47,7 @@ from capsedge.spec.vocabularies import QUANTIZE_TARGETS as TARGETS
 
 INT4_FROM = 20  # the exporter's opset; opset 21 only adds types
 MADE_BY = "the file that was made"
-RECORD = QUANTIZATION_KEY  # in files from other tools; ours have metadata
+RECORD = QUANTIZATION_KEY  # key in files from other tools; ours have metadata
 LEAST_OPSET = {"ort-cpu": 10, **dict.fromkeys(QDQ, 13)}  # for QLinearConv; for scales by channel
 _QUANTIZED = {"QuantizeLinear", "DequantizeLinear", "QLinearConv", "MatMulInteger", "ConvInteger"}
 

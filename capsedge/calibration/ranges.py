@@ -180,7 +180,7 @@ class CalibrationTable:
         data_sha256: SHA-256 of the calibration images, as computed by `ImageSet.digest`.
         method: ``minmax``, ``percentile``, ``entropy`` or ``mse``.
         images: number of calibration images.
-        source: where the images came from.
+        source: where the images come from.
         entries: entries by tensor name.
     """
 

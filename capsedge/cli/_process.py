@@ -95,7 +95,7 @@ def problem_of(error: OSError) -> CapsedgeError | None:
 
 # --- Signals: the command cleans up and exits with 128 plus the signal's number ---
 
-INTERRUPTED = 128 + signal.SIGINT  # as in shells
+INTERRUPTED = 128 + signal.SIGINT  # exit code, as in shells
 _SIGNALS = [signal.SIGINT, signal.SIGTERM]
 if sys.platform != "win32":
     _SIGNALS.append(signal.SIGHUP)

@@ -75,7 +75,7 @@ def command(
         )
         return
     if output is not None:
-        check_writable(output)  # which would not accept a folder, as --target c does
+        check_writable(output)  # refuses a folder, which --target c accepts
     require(
         "onnx", "onnxscript", "onnx_graphsurgeon",
         what="Building engines needs the packages onnx, onnxscript and onnx-graphsurgeon.",

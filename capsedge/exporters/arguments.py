@@ -101,7 +101,7 @@ def user_inputs(
 
     Args:
         inputs: an npz or npy file, an array or tensor, a sequence of them, or a mapping by input name.
-        free_axes: of each input, those that may have another size than in the example.
+        free_axes: for each input, the axes whose size may differ from the example's.
 
     Raises:
         UsageError: they do not fit the inputs.

@@ -200,7 +200,7 @@ class FrozenExport:
 
     Attributes:
         report: report on the file; its comparisons are those of the routing file that it was made from.
-        measured: as in the file's metadata: images, variation of the couplings by layer, agreement.
+        measured: measurements, as in the file's metadata: images, variation of couplings by layer, agreement.
         warnings: warnings about the images.
     """
 

@@ -15,7 +15,7 @@ from capsedge.exporters.subject import Subject
 
 LENGTH = "L"
 _TRIED = (2, 4, 8)  # times the length of the example
-_MOST = 4096  # of the sizes of the module's tensors, beyond which one row may be slow
+_MOST = 4096  # largest size tried of the module's tensors; beyond it, one row may be slow
 
 
 def length_names(example: Sequence[Tensor], free_axes: Sequence[Sequence[int]]) -> dict[int, str]:

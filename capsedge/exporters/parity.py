@@ -105,7 +105,7 @@ def length_cases(
     """Inputs of other lengths: the example, cut or repeated from the start.
 
     Args:
-        free_axes: of each input.
+        free_axes: free axes of each input.
         most: for each input, the largest size of each axis (0: any), which no case exceeds; empty without
             limits.
     """
@@ -209,7 +209,7 @@ def _run_exact(
     try:
         with torch.no_grad():
             return [t.numpy() for t in run_fp64(to_fp64(module), tensors)]
-    except Exception:  # of the user's code: any kind
+    except Exception:  # any kind, from the user's code
         return list(expected)
 
 
@@ -408,7 +408,7 @@ def _refusal(module: nn.Module, tensors: Sequence[Tensor]) -> str:
     try:
         with torch.no_grad():
             outputs = module(*tensors)
-    except Exception as error:  # of the user's code: any kind
+    except Exception as error:  # any kind, from the user's code
         where = line_of(error)
         text = f"{type(error).__name__}: {first_line(error)}"
         return f"{text}; {where}" if where else text

@@ -42,7 +42,7 @@ def with_scores(
     Raises:
         UsageError: it takes no images, none of its outputs holds scores, or several may.
     """
-    assert isinstance(subject.module, Flat)  # as every module of a user's own
+    assert isinstance(subject.module, Flat)  # like every user's own module
     sizes = tuple(subject.example[0].shape[1:])
     shapes = {n: t.shape for n, t in zip(subject.inputs, subject.example, strict=True)}
     check_takes_images("The network", shapes)

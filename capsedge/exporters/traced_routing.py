@@ -45,7 +45,7 @@ class RoutingCalls(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records every routing operator that is called.
 
     Attributes:
-        calls: in order.
+        calls: the calls, in order.
         outputs: the first output of each.
     """
 
@@ -207,7 +207,7 @@ def layers_of(
     Args:
         names: the layer of each call.
         batch: the batch size of the calls.
-        modules: by the names of layers; locate the children of a dense operator.
+        modules: modules by layer name, used to locate the children of a dense operator.
     """
     of: dict[str, list[RoutingCall]] = {}
     for name, call in zip(names, calls, strict=True):

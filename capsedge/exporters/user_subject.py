@@ -263,7 +263,7 @@ def _run(module: nn.Module, inputs: tuple[Tensor, ...], batch: int) -> dict[str,
         return named_outputs(result)
     except CapsedgeError:
         raise
-    except (Exception, SystemExit) as error:  # of the user's code: any kind
+    except (Exception, SystemExit) as error:  # any kind, from the user's code
         lines, fix = _fixed_batch(module, batch)
         lines = [line_of(error), *lines]
         raise UnsupportedModelError(

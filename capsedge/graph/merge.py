@@ -31,7 +31,7 @@ class FreeAxis:
 
     Attributes:
         name: name of the free dimension.
-        sizes: in the two graphs.
+        sizes: its sizes in the two graphs.
         source: the input that has the axis; empty for the first.
         axis: its position in that input.
     """

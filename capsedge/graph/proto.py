@@ -179,7 +179,7 @@ class Graph:
     """A model with the producers and users of its tensors.
 
     Attributes:
-        model: as it was given.
+        model: the model as given.
         nodes: the graph's nodes, with capsule operators under the operator's name instead of their body's.
         captured: tensors that subgraphs read.
     """

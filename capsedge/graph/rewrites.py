@@ -71,7 +71,7 @@ def without_parents(
     """Whether a node's operator has a first pass, and the inputs that this lacks are always zero.
 
     Args:
-        constants: of the graph, by name.
+        constants: constants of the graph, by name.
         producers: the nodes to look through, by output; none to consider only constants.
     """
     spec = OPERATORS.get(operator_of(node.op_type))

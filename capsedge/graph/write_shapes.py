@@ -8,7 +8,7 @@ from capsedge.graph.cleanup import fold
 from capsedge.graph.proto import copy_of, replace
 
 _BATCHES = (5, 7)  # a size that is the same at both does not depend on the batch
-_FOLDED_BYTES = 1 << 20  # of one constant: shapes and indices, not weights
+_FOLDED_BYTES = 1 << 20  # maximum size of a constant: shapes and indices, not weights
 _Shapes = dict[str, tuple[int, tuple[int, ...]]]  # element type and sizes by name
 
 

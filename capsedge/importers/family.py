@@ -74,7 +74,7 @@ class Weights:
     """The content of a file of weights.
 
     Attributes:
-        tensors: by name, FP32.
+        tensors: FP32 tensors, by name.
         format: format of the file, in words.
         config: the model's configuration that the file stores (Keras); None if it has none.
         lambdas: names of the configuration's Lambda layers, whose code is never run.
@@ -163,7 +163,7 @@ class DataSet:
 
     Attributes:
         name: name of the data set.
-        channels, side: of its images.
+        channels, side: number of channels and side length of its images.
         classes: their names.
         mean, std: applied to pixels in [0, 1].
     """
@@ -185,7 +185,7 @@ class Family:
         source: repository and file.
         licence: licence of the source, by its SPDX name; empty if the repository states none.
         dialect: its routing in one sentence.
-        differences: from the paper.
+        differences: how it differs from the paper.
         keys: patterns of the tensors that are always present (`capsedge.importers.family`); or, for networks
             with a varying number of layers, a function that returns the patterns for a file's shapes.
         optional: groups of tensors that may be present.

@@ -53,7 +53,7 @@ class ImportReport(Summarized):
         origin: family, source, licence, assumptions and comparison, as recorded in the checkpoint.
         identified_by: keys and sizes.
         format: format of the file.
-        comparison: with the author's code; None without ``reference_code``.
+        comparison: comparison with the author's code; None without ``reference_code``.
         measured: accuracy or errors on ``data``; None without it.
         warnings: warnings for the user.
     """

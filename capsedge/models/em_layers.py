@@ -88,7 +88,7 @@ class EMCapsules(nn.Module):
 
 # --- Clamped statistics, as in Matrix-Capsules-pytorch (Yuxian Meng, 2017) ---
 
-LEAST = 0.01  # of R a and the variance
+LEAST = 0.01  # lower limit of R a and of the variance
 _NEVER = -1e30  # log of a child's share for a window that does not see it
 
 

@@ -20,7 +20,7 @@ class NamedModel:
     """A model and the source of its weights.
 
     Attributes:
-        model: in evaluation mode.
+        model: a model in evaluation mode.
         name: its name in the registry, or the checkpoint's file name without its suffix.
         checkpoint: the file of its weights; None for random initial weights.
     """

@@ -149,7 +149,7 @@ def make_stem(
     """The layers before the capsules, and their number of output channels.
 
     Args:
-        channels, grid: of the images.
+        channels, grid: number of channels and grid of the images.
     """
     layers: list[nn.Module] = []
     if isinstance(config, ResNet):

@@ -137,7 +137,7 @@ Images: TypeAlias = "ImageSet | NDArray[Any] | Path | str"
 MADE = "the cascade that was made"
 COPIES = 2  # copies per calibration image; if there are few images, more, up to
 _MOST_COPIES, _ENOUGH = 10, 2000  # this many copies
-_ROUNDING = 1e-6  # of a number of images
+_ROUNDING = 1e-6  # tolerance for rounding a number of images
 
 
 @takes(CascadeOptions)

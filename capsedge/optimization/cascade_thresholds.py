@@ -62,7 +62,7 @@ class PairScores:
 
     Attributes:
         margins, best: margin and best score of the small network ``[N]``.
-        changed: where the large network decides differently ``[N]``.
+        changed: whether the large network decides differently, ``[N]``.
     """
 
     margins: NDArray[np.float32]

@@ -131,7 +131,7 @@ def _of(module: nn.Module, made: Any, iterations: int, once: bool) -> int:
     if isinstance(module, EMCapsules | ClampedEMCapsules | AttentionCapsules):
         places = made[0].shape[1] * made[0].shape[2]
         weight = module.weight
-        rows = weight.shape[-1]  # of a matrix pose
+        rows = weight.shape[-1]  # number of rows in a matrix pose
         if isinstance(module, AttentionCapsules) and not module.matrix_pose:
             rows = 1
         votes = weight[..., 0, :].numel() * rows

@@ -25,8 +25,8 @@ class PruningImages:
     """The training images of a data set, in two parts.
 
     Attributes:
-        training: for fine-tuning and for the criterion.
-        held_out: for the decisions of the search.
+        training: images for fine-tuning and for the criterion.
+        held_out: images for the decisions of the search.
     """
 
     training: ImageSet

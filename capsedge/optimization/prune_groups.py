@@ -341,7 +341,7 @@ def keep_units(model: CapsuleModel, kept: Kept) -> CapsuleModel:
     """A new model with only these units, in evaluation mode.
 
     Args:
-        kept: by the names of `families.groups`; groups that are not named are kept whole.
+        kept: what is kept, by the names in `families.groups`; groups not named are kept whole.
 
     Raises:
         KeyError: there is no such group.

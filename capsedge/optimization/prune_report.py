@@ -67,7 +67,7 @@ class PruningReport(Summarized):
         gate: the loss of accuracy that was allowed.
         images: numbers of images for fine-tuning, held out and for evaluation, with a description of the
             last.
-        warnings: for the user.
+        warnings: warnings for the user.
     """
 
     output: Path

@@ -88,7 +88,7 @@ class SweepReport(Summarized):
         images, data: number and source of the test images.
         threads: threads of one inference.
         points: all points, in the order of their creation.
-        warnings: for the user.
+        warnings: warnings for the user.
     """
 
     models: tuple[str, ...]

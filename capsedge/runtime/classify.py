@@ -33,7 +33,7 @@ class Classified:
 
     Attributes:
         files: the files, in the order of their numbers in the results.
-        predictions: by the number of the file.
+        predictions: predictions by the number of the file.
         errors: errors of the files that could not be read, by number.
         warnings: reasons why the scores may be meaningless.
         drawn: the colour of each class on the sheet of reconstructions, by number and class.

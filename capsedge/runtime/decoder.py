@@ -27,7 +27,7 @@ _CHUNK = 64  # poses per run; bounds memory
 # They leave the elements and their order alone.
 _VIEWS = ("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze")
 
-_MOST_VIEWS = 8  # from the output back
+_MOST_VIEWS = 8  # maximum number of views, going back from the output
 
 Floats = NDArray[np.float32]
 _Span = tuple[int, int]

@@ -203,7 +203,7 @@ class ModelMetadata:
         return {
             PREFIX + name: dump(value)
             for name, value in values.items()
-            if value is not None or name == "preprocessing"  # which every file states
+            if value is not None or name == "preprocessing"  # every file states preprocessing
         }
 
     @classmethod

@@ -34,7 +34,7 @@ class Probes:
     """Prepared images ``[n, ...]``, with the kind of each row.
 
     Attributes:
-        images: in the layout of the input.
+        images: images in the layout of the input.
         inside: rows within the range of pixels; the others are beyond it, where classes differ more.
         noise: rows of noise.
     """

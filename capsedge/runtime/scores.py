@@ -50,7 +50,7 @@ class ChosenScores:
     """Why an output was chosen as the scores, as the file states.
 
     Attributes:
-        reason: for a person.
+        reason: the reason, for the user.
         made_of: the output from which export computed the scores; empty if the network itself computes them.
         classes: how many scores were made.
         capsules: whether they are lengths of capsules; otherwise further axes of 1 were removed.

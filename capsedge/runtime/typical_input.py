@@ -22,7 +22,7 @@ from capsedge.spec.fields import LEAST_SIDE
 
 TYPICAL_INPUT_KEY = "capsedge.typical_input"  # key in the metadata of a checkpoint or an ONNX file
 LEAST_IMAGES = 100
-_SLACK = 0.05  # by which a span is widened at each end
+_SLACK = 0.05  # how far a span is widened at each end, relative to its length
 _BLANK_REASON = (
     2.0**-20
 )  # contrast of an image of one value, after rounding, relative to that value

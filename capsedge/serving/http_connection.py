@@ -40,7 +40,7 @@ class Connection(asyncio.Protocol):
         )
         self._loop = asyncio.get_running_loop()
         self._parser: Any = httptools.HttpRequestParser(self)
-        self._parts: list[bytes] = []  # of the data passed on
+        self._parts: list[bytes] = []  # parts of the data passed on
         self._waiting = 0  # unanswered requests
         self._unbounded = 0  # bytes since the last part of a body, which the parser keeps
         self._deadline: asyncio.TimerHandle | None = None

@@ -17,7 +17,7 @@ from capsedge.serving.inference import Model, ModelFailed
 from capsedge.serving.request_bodies import InferRequest, Input, Output
 from capsedge.serving.request_tensors import DATATYPES
 
-_OPTIONS = ("threads", "ops", "device", "provider")  # of `capsedge.load`, in ``parameters.extra``
+_OPTIONS = ("threads", "ops", "device", "provider")  # for `capsedge.load`, in ``parameters.extra``
 
 
 class CapsedgeModel(MLModel):

@@ -82,7 +82,7 @@ def serve(
                     device=options.device, threads=None if engine else threads, ops=options.ops
                 ),
             )
-            assert isinstance(session, Session)  # of one file
+            assert isinstance(session, Session)  # a single file loads as a Session
             sessions.append(stack.enter_context(session))
         # grpc would write its own line for each message that it refuses, as often as a client sends one.
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")

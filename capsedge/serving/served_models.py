@@ -16,7 +16,7 @@ from capsedge.serving.deploy.server_model import ModelName
 # --- Batch sizes ---
 
 SIZES = (1, 2, 4, 8, 16, 32)
-_SECONDS = 0.5  # for all sizes together
+_SECONDS = 0.5  # total for all batch sizes
 _ROUNDS = 3  # at least
 _LONGEST = 0.1  # most seconds per batch, for which every later request waits
 _LENGTH = 50  # length used for a free axis without a limit
@@ -62,7 +62,7 @@ def fixed_size(session: Session, images: int) -> BatchSize:
 
     Args:
         session: the loaded model.
-        images: in a batch.
+        images: number of images in a batch.
 
     Returns:
         The size; 1 if requests cannot be gathered.
@@ -187,7 +187,7 @@ class Serving:
     Attributes:
         models: the models to serve.
         host: name or address of this machine to listen on.
-        ports: to listen on.
+        ports: ports to listen on.
         threads: number of threads for one inference.
         wait_ms: milliseconds that a batch waits for more requests.
         version: version of capsedge.

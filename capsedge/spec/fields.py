@@ -36,9 +36,9 @@ class Field:
             ``map of scalars``: an object with any names; ``values``: an object of which nothing is read;
             ``object``: one with ``members``; ``objects``: a list of such.
         meaning: Markdown of docs/reference.
-        default: where it is missing; REQUIRED where it may not be.
+        default: value if it is missing; REQUIRED if it must not be.
         nullable: whether it may be null.
-        members: of an object.
+        members: members of an object.
         limit: on the characters of its text, where that is less than ``METADATA_BYTES``.
     """
 

@@ -321,8 +321,8 @@ _VOTES = replace(
     torch="vote_routing",
     layout=VOTES_AS_INPUT,
 )
-_MAP = ("N", "H", "W", "C")  # of capsules: rows, columns, types
-_GRID = ("N", "H'", "W'", "M")  # of their parents
+_MAP = ("N", "H", "W", "C")  # a map of capsules: rows, columns, types
+_GRID = ("N", "H'", "W'", "M")  # the map of their parents
 _EM = Operator(
     "EMRouting",
     (
@@ -528,7 +528,7 @@ class IterationValue(NamedTuple):
 
     Attributes:
         operator: the operator whose body contains it.
-        iteration: from 1.
+        iteration: number of the iteration, from 1.
         kind: one of the operator's ``iteration_values``.
     """
 

@@ -18,7 +18,7 @@ SCORE_KINDS = ("length", "logits", "probability")
 TRACE_KINDS = ("couplings", "poses", "agreement", "distances", "activations", "children")
 TRACE_REQUIRED = TRACE_KINDS[:3]  # the others belong to EM routing
 TENSORRT, TENSORRT_RTX = "tensorrt", "tensorrt-rtx"
-TARGETS = {TENSORRT: "TensorRT", TENSORRT_RTX: "TensorRT-RTX"}  # of engines, and their titles
+TARGETS = {TENSORRT: "TensorRT", TENSORRT_RTX: "TensorRT-RTX"}  # engine targets, with titles
 PLUGINS = ("native", "fused")  # whether an engine needs the plugin library
 COUPLINGS, TRACE = "couplings", "trace"
 
@@ -34,11 +34,11 @@ QUANTIZE_OPS = OPS[:2]
 PLUGIN_CHOICES = ("auto", *PLUGINS)
 QUANTIZE_PRECISIONS = ("int8", "fp16", "mixed")
 SWEEP_PRECISIONS = PRECISIONS[:3]
-QDQ_TARGETS = (TENSORRT, "openvino", "litert")  # of files with Q/DQ pairs around convolutions
+QDQ_TARGETS = (TENSORRT, "openvino", "litert")  # targets with Q/DQ pairs around convolutions
 QUANTIZE_TARGETS = ("ort-cpu", *QDQ_TARGETS)
-RUNTIMES = ("openvino", "litert", "mnn")  # that run files of standard operators only
-PEERS = ("ort", *RUNTIMES, "torch")  # that are compared with capsedge
-PROVIDERS = ("auto", "cpu", "cuda", "tensorrt")  # of ONNX Runtime
+RUNTIMES = ("openvino", "litert", "mnn")  # runtimes that only run files with standard operators
+PEERS = ("ort", *RUNTIMES, "torch")  # peers that are compared with capsedge
+PROVIDERS = ("auto", "cpu", "cuda", "tensorrt")  # providers of ONNX Runtime
 
 # The type of each in C++ and TypeScript.
 VOCABULARIES: dict[str, tuple[str, ...]] = {
@@ -59,6 +59,6 @@ VOCABULARIES: dict[str, tuple[str, ...]] = {
 LENGTHS, LOGITS, POSES = "lengths", "logits", "poses"
 ESCALATED = "escalated"  # [N], bool: the images that the large network of a cascade decided
 RECONSTRUCTION = "reconstruction"
-EXTRA_OUTPUTS = (RECONSTRUCTION, COUPLINGS, TRACE)  # that an export may have
+EXTRA_OUTPUTS = (RECONSTRUCTION, COUPLINGS, TRACE)  # extra outputs that an export may have
 ZOO_ROUTINGS = ROUTINGS[:3]  # each with a trained model, digits-<routing>
 OUTPUT_NAMES = (LENGTHS, LOGITS, POSES, ESCALATED, RECONSTRUCTION)

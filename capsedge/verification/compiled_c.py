@@ -195,7 +195,7 @@ def _compile(files: Mapping[str, bytes], prefix: str) -> tuple[ctypes.CDLL, str]
                 "Install GCC 7 or later, or Clang.",
             )
         try:
-            loaded = ctypes.CDLL(str(library))  # which stays in memory when the file is removed
+            loaded = ctypes.CDLL(str(library))  # it stays in memory after the file is removed
         except OSError as error:
             raise EnvironmentProblem(
                 f"The compiled {prefix}.c cannot be loaded.",

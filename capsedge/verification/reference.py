@@ -151,7 +151,7 @@ class Reference:
             )
         except CapsedgeError:
             raise
-        except Exception as error:  # of the user's code: any kind
+        except Exception as error:  # any kind, from the user's code
             sizes = " and ".join(str(list(x.shape[1:])) for x in inputs)
             raise UsageError(
                 f"The reference fails on inputs of {sizes}, which the file accepts.",

@@ -31,7 +31,7 @@ class Requirements:
         max_drop: points that the file was allowed to lose when it was made; None if not stated.
         max_error: largest error as a percentage of an output's range, for a file that was judged by its
             numbers when it was made; None for others.
-        share: of its range that the mean error of a regression's value may have.
+        share: share of its range that the mean error of a regression's value may reach.
     """
 
     tolerances: dict[str, Tolerance]

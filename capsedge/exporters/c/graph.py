@@ -40,7 +40,7 @@ def prepare(model: onnx.ModelProto, wanted: Collection[str]) -> onnx.ModelProto:
     """A copy whose nodes are standard operators, or operators of capsules with a kernel.
 
     Args:
-        model: with a fixed batch.
+        model: a model with a fixed batch.
         wanted: the outputs to keep.
     """
     copy = proto.copy_of(model)

@@ -35,7 +35,7 @@ class Board:
 
     Attributes:
         core: its processor, in words.
-        compiler, flags: that compile for it.
+        compiler, flags: compiler and flags that compile for it.
         emulator, machine: QEMU's names.
         rom, ram: addresses of the vectors and code, and of variables.
         constants: address of the weights; None for behind the code.
@@ -160,7 +160,7 @@ class Measured:
         compiler: its name, version and flags.
         stack_bytes: a bound for ``NAME_run``, without `memcpy`, `memset` and interrupts; None if recursion or
             variable-size stack memory makes a bound impossible.
-        emulator: that counted the instructions, with its version; empty if none is installed.
+        emulator: the emulator that counted the instructions, with its version; empty if none is installed.
         instructions: instructions of every layer; empty without an emulator.
     """
 

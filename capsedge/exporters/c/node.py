@@ -17,7 +17,7 @@ class Node:
         name: name of the node, or of its first output.
         operator: its type, without the number of an instance.
         inputs: its values; None for omitted ones.
-        attributes: in Python's types.
+        attributes: attributes as Python values.
         outputs: how many it has.
         relu: whether a Relu follows that the node can do itself.
     """

@@ -24,7 +24,7 @@ class Plan:
     """The layout of the arena.
 
     Attributes:
-        offsets: of every buffer in the arena, by its name.
+        offsets: offset of every buffer in the arena, by name.
         scratch: offset of each step's scratch memory.
         bytes: size of the arena.
         bound: lower bound on the size of any arena with these groups.

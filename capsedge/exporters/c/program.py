@@ -56,8 +56,8 @@ class Value:
         dtype: numpy's name of its element type.
         strides: elements between neighbours along every axis.
         offset: offset of the first element in the buffer.
-        buffer: where it lies; None for a constant.
-        array: of a constant, its elements.
+        buffer: the buffer that holds it; None for a constant.
+        array: the elements of a constant.
     """
 
     shape: Shape

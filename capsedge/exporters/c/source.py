@@ -22,10 +22,10 @@ class Output:
     """An output of the network.
 
     Attributes:
-        name: in the ONNX file.
-        field: in the C structure.
-        shape: with the batch.
-        meaning: in a few words.
+        name: name in the ONNX file.
+        field: field of the C structure.
+        shape: shape, including the batch.
+        meaning: its meaning in a few words.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Library:
     Attributes:
         name: prefix of its symbols.
         title: what it is, for comments.
-        input_shape: with the batch.
+        input_shape: shape of the input, including the batch.
         outputs: outputs of ``run``.
         labels: labels of the classes.
         preprocessing: None if the file does not state how pixels become the input.
@@ -61,7 +61,7 @@ class Library:
         decoder: poses to one picture; None for none.
         capsules: classes and elements of a pose, for the decoder.
         picture: shape of a picture.
-        constants: of both.
+        constants: constants that both use.
         heading: lines at the start of both files.
     """
 

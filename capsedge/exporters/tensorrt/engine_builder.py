@@ -166,7 +166,7 @@ class Built:
     Attributes:
         plan: the engine.
         layers: TensorRT's report on its layers.
-        timing_cache: with this build's timings; empty if there are none.
+        timing_cache: cache with this build's timings; empty if there are none.
         warnings: TensorRT's warnings, and whether a timing cache was usable.
     """
 

@@ -159,7 +159,7 @@ class Body:
 
 # --- Votes ---
 
-MANY = 16  # from this many positions on, one product per parent is faster than one for all
+MANY = 16  # from this many positions upwards, one product per parent is faster than one for all
 
 
 def grid(

@@ -27,7 +27,7 @@ _RENAMES = (  # Keras 3
     (r"ssr_F_model/(.*)", rf"{_F}/\1"),
 )
 _METRIC, _VLAD = "ssr_Metric_model", "ssr_Agg_model"
-_POSITIONS = 64  # of a network that does not state it
+_POSITIONS = 64  # for a network that does not state the number
 _BLOCKS = 7
 _STREAMS = {
     "average": 0,

@@ -26,7 +26,7 @@ from capsedge.importers.key_patterns import Patterns, Shapes
 from capsedge.models.configs import ModelConfig, PSCapsNetConfig, ResNet
 
 _FIRST = 2  # number of the first residual stage
-_POOLED = 4  # where each capsule has a weight of its own
+_POOLED = 4  # if each capsule has its own weight
 _BLOCK = re.compile(r"features\.(\d+)\.(\d+)\.(.*)")
 _PARTS = {
     "conv1": "body.0", "bn1": "body.1", "conv2": "body.3", "bn2": "body.4",

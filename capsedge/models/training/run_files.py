@@ -7,7 +7,7 @@ from pathlib import Path
 STATE = "last.pt"  # everything needed to continue; the other files are made from it
 MODEL = "model.safetensors"
 HISTORY = "history.jsonl"
-CONFUSION = "confusion.png"  # of a folder with one sub-folder per class
+CONFUSION = "confusion.png"  # if the data is a folder with one sub-folder per class
 
 
 def files(folder: Path) -> list[Path]:

@@ -133,7 +133,7 @@ def split(images: ImageSet, shares: Mapping[str, float], seed: int) -> list[Imag
     in the last of the sets.
 
     Args:
-        shares: by the split that is held out, such as ``test``: its share of the images that are left.
+        shares: for each split held out, such as ``test``, its share of the remaining images.
     """
     random = np.random.default_rng(seed)
     chosen: dict[str, list[int]] = {name: [] for name in shares}

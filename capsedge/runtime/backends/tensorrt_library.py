@@ -18,7 +18,7 @@ from capsedge.runtime.engine_metadata import EngineMetadata, Machine, check
 from capsedge.spec.operators import DOMAIN, OPERATORS, PLUGIN_VERSION
 
 OLDEST = (10, 3)
-NAMESPACES = (DOMAIN, "")  # where a registry may keep our creators
+NAMESPACES = (DOMAIN, "")  # namespaces in which a registry may keep our creators
 PLUGINS = tuple(o.name for o in OPERATORS.values() if o.plugin)
 NAME = "libcapsedge_tensorrt.so"
 VARIABLE = "CAPSEDGE_TENSORRT_PLUGIN"

@@ -61,7 +61,7 @@ class Slot:
     def __init__(self, engine: LoadedEngine, largest: int) -> None:
         cuda = engine.cuda
         self._engine = engine
-        self._bound: OrderedDict[int, _Bound] = OrderedDict()  # by batch, the last used at the end
+        self._bound: OrderedDict[int, _Bound] = OrderedDict()  # by batch size, latest used last
         self.scratch = 0
         self.device: dict[str, int] = {}
         self.host: dict[str, int] = {}

@@ -56,7 +56,7 @@ class Format:
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
 _TEXTS = frozenset(("UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"))
 _BYTES = frozenset(("BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"))
-_STRINGS = frozenset(("STRING", "BINSTRING", "SHORT_BINSTRING"))  # of Python 2
+_STRINGS = frozenset(("STRING", "BINSTRING", "SHORT_BINSTRING"))  # strings of Python 2
 _NUMBERS = frozenset(
     ("BININT", "BININT1", "BININT2", "LONG1", "LONG4", "INT", "LONG", "FLOAT", "BINFLOAT")
 )
@@ -226,7 +226,7 @@ _ACTIONS: dict[str, Callable[[_Machine, Any], None]] = {
     "GLOBAL": _Machine._global,
     "STACK_GLOBAL": _Machine._stack_global,
     "REDUCE": _Machine._reduce,
-    "NEWOBJ": _Machine._reduce,  # for the reader of the format, making an object is a call too
+    "NEWOBJ": _Machine._reduce,  # to a reader of the format, creating an object is also a call
     "BUILD": _Machine._build,
     "BINPERSID": _Machine._stored,
 }

@@ -69,7 +69,7 @@ class Header:
 
     Attributes:
         metadata: strings by key.
-        tensors: by name.
+        tensors: tensors by name.
     """
 
     metadata: Mapping[str, str]

@@ -40,7 +40,7 @@ class SandboxLimits:
     """What the process may use.
 
     Attributes:
-        seconds: of wall-clock time.
+        seconds: wall-clock time in seconds.
         memory: bytes of address space, of which libraries take a part; in a fork, on top of the parent's.
         output: maximum number of bytes of its result.
     """

@@ -210,6 +210,6 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".tif", ".tiff", ".webp")
 def is_image_name(name: str) -> bool:
     """Whether a file in a folder counts as an image, by its name; hidden files do not.
 
-    macOS leaves a ``._photo.jpg`` beside ``photo.jpg`` on foreign disks, which is no picture.
+    On foreign disks, macOS leaves a ``._photo.jpg`` beside ``photo.jpg``; it is not a picture.
     """
     return name.lower().endswith(SUFFIXES) and not name.startswith(".")

@@ -217,7 +217,7 @@ def normalized(image: NDArray[np.float32], preprocessing: Preprocessing) -> NDAr
 
 
 def _sum(values: NDArray[np.float64]) -> float:
-    """From the first value to the last, as C++ adds; numpy's ``sum`` adds in another order."""
+    """Sum from the first value to the last, as C++ does; numpy's ``sum`` adds in another order."""
     return float(np.add.accumulate(values.ravel())[-1])
 
 

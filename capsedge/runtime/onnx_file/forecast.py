@@ -50,7 +50,7 @@ class LayerForecast:
 
     Attributes:
         name: as in ``capsedge profile``.
-        operations: for the whole batch; a multiply-add is two.
+        operations: operations for the whole batch; a multiply-add counts as two.
         traffic: bytes of its operators' inputs, weights and outputs, each once.
         weights: the part of the traffic that is weights, in bytes.
         live: the most bytes of live activations while it runs.
@@ -97,7 +97,7 @@ class Forecast:
         peak_layer: the layer with the peak.
         inputs: bytes of the inputs.
         traffic, operations: sums over all layers.
-        layers: in order.
+        layers: the layers, in order.
         device: how it fits a device; None if no device was named.
     """
 
@@ -236,7 +236,7 @@ class Planner:
 
     def __post_init__(self) -> None:
         self._placed: dict[int, tuple[int, int]] = {}  # buffer -> offset, end
-        self._order: list[tuple[int, int]] = []  # of the same, sorted
+        self._order: list[tuple[int, int]] = []  # the same, sorted
 
     def take(self, buffer: int, count: int) -> None:
         """Place a buffer of this many bytes.

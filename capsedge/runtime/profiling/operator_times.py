@@ -180,7 +180,7 @@ class OperatorTimes:
     """The times of the operators, and of whole runs in the same period.
 
     Attributes:
-        operators: in the order in which they run.
+        operators: the operators, in the order in which they run.
         median_ms: median time of whole runs without the profiler, in turns with the profiled ones.
         sum_ms: sum over the operators.
         call_ms: time of the call around the operators, feeding and fetching; measured with a model of one

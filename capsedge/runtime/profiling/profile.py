@@ -39,9 +39,9 @@ from capsedge.runtime.session import Session
 # --- Reasons to distrust a measurement, as in trtexec ---
 
 LARGE_CV = 0.1
-SLOWER = 0.85  # of the processor's best speed in this measurement
+SLOWER = 0.85  # share of the processor's best speed in this measurement
 BUSY = 0.5  # load per core before measuring
-HOST, TRANSFER = 0.2, 0.1  # of a run's time
+HOST, TRANSFER = 0.2, 0.1  # shares of a run's time
 ATTRIBUTED = 0.1  # how far the operators' sum may be from the run's median
 
 

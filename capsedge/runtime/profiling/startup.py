@@ -98,7 +98,7 @@ class Worker:
         return np.array(line.pop("seconds")), line
 
     def outputs(self) -> dict[str, NDArray[Any]]:
-        """Its outputs for the inputs."""
+        """The outputs for the given inputs."""
         with np.load(self.specification.output) as archive:
             return dict(zip(self._names, archive.values(), strict=True))
 

@@ -33,7 +33,7 @@ def processor_speed() -> float:
 
 PERCENTILES = (90.0, 95.0, 99.0, 99.9)
 BLOCKS = 20  # number of blocks that a series is split into in the search for its steady part
-TOLERANCE = 0.1  # by which the median of a block may differ from that of the steady part
+TOLERANCE = 0.1  # relative difference allowed between a block's median and the steady part's
 
 
 @dataclass(frozen=True)

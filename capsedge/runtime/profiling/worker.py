@@ -37,7 +37,7 @@ Run = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 Loader = Callable[["Specification"], tuple[Run, str]]
 """Loads a model; returns the function that runs it on inputs by name, and what runs it, with versions."""
 
-CONVERTED_SUFFIXES = {"litert": ".tflite", "mnn": ".mnn"}  # which need no conversion
+CONVERTED_SUFFIXES = {"litert": ".tflite", "mnn": ".mnn"}  # files that need no conversion
 MISSING = {
     "litert": "pip install onnx2tf ai-edge-litert, or name a .tflite file with --peer-model.",
     "mnn": "pip install MNN",

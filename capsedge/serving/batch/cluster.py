@@ -240,7 +240,7 @@ def _quiet_ray() -> Iterator[None]:
     """Turn failures of the cluster into readable errors.
 
     Raises:
-        EnvironmentProblem: for each of them.
+        EnvironmentProblem: in each of these cases.
     """
     from ray.exceptions import RayError
 

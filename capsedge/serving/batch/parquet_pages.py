@@ -134,7 +134,7 @@ class _Walk:
 # --- Pages: the unpacked size of a column, from its page headers ---
 
 _WINDOW = 1 << 10  # large enough for nearly every header
-_DICTIONARY = 2  # of PageType
+_DICTIONARY = 2  # a PageType
 # Fields of PageHeader, and those of its parts that count values.
 _TYPE, _UNPACKED, _PACKED = 1, 2, 3
 _COUNTS = {0: 5, _DICTIONARY: 7, 3: 8}  # by PageType: data, dictionary, data of version 2

@@ -45,7 +45,7 @@ def _lines(values: Mapping[str, Any]) -> Iterator[str]:
 
 # --- ``capsedge.deploy_kserve`` ---
 
-MOUNT = "/mnt/models"  # where KServe mounts the storage
+MOUNT = "/mnt/models"  # folder where KServe mounts the storage
 RUNTIME = "kserve-tritonserver"
 SCHEMES = ("gs", "s3", "pvc", "https", "http", "hdfs", "webhdfs", "oci", "hf")
 _STORAGE = re.compile(rf"({'|'.join(SCHEMES)})://[!-~]+")

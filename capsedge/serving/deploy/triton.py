@@ -225,7 +225,7 @@ def _warmup(name: str, file: str, batch: int, model: ServerModel, arrays: Arrays
 
 # --- ``capsedge.deploy_triton`` ---
 
-KIND = "triton"  # in the manifest
+KIND = "triton"  # kind stated in the manifest
 Contents = dict[str, "bytes | Path"]
 
 

@@ -240,7 +240,7 @@ def unused(name: str, used: Sequence[str]) -> str:
 
 WORKER = "worker.js"  # the service worker, which keeps the folder's files for use without a network
 _SITE = Path(__file__).parent / "site"
-_VERSION = b"@capsedge-version@"  # in the service worker
+_VERSION = b"@capsedge-version@"  # placeholder in the service worker
 
 
 def deploy_web(
