@@ -284,6 +284,13 @@ def draw(document: dict[str, Any], path: Path) -> None:
     save_figure(figure, path)
 
 
+def publish(document: dict[str, Any], picture: Path | None) -> None:
+    """Print the tables, and draw the curves if a file is given for them."""
+    print(markdown(document))
+    if picture:
+        draw(document, picture)
+
+
 def wilson(share: float, images: int) -> tuple[float, float]:
     """The 95 % interval of a share of correct answers (Wilson 1927): its bounds, from 0 to 1."""
     z = 1.96
@@ -338,9 +345,7 @@ def main() -> None:
         }
         if options.json:  # keep what is done so far
             options.json.write_text(json.dumps(document, indent=1) + "\n")
-    print(markdown(document))
-    if options.picture:
-        draw(document, options.picture)
+    publish(document, options.picture)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from benchmarks.affine import Entrant, accuracies, draw, markdown
+from benchmarks.affine import Entrant, accuracies, publish
 from benchmarks.common import machine
 from capsedge.models import get_config
 from capsedge.models.checkpoint import load_checkpoint
@@ -93,9 +93,7 @@ def main() -> None:
         }
     if options.json:
         options.json.write_text(json.dumps(document, indent=1) + "\n")
-    print(markdown(document))
-    if options.picture:
-        draw(document, options.picture)
+    publish(document, options.picture)
 
 
 if __name__ == "__main__":

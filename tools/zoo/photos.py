@@ -46,9 +46,8 @@ Trained with
         --epochs {epochs} --seed {seed}
     python -m tools.zoo data runs
 
-on an {device}, shared with four other trainings, with PyTorch {torch}. The weights are those of the last
-epoch, rounded to FP16 and stored in FP16; computations are in FP32. Test accuracy was not used to choose an
-epoch.
+on {device}, with PyTorch {torch}. The weights are those of the last epoch, rounded to FP16 and
+stored in FP16; computations are in FP32. Test accuracy was not used to choose an epoch.
 
 Input: RGB, 32x32 pixels, one object in the middle. Larger images are resized to that.
 

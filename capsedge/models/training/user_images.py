@@ -16,9 +16,7 @@ from capsedge.models.configs import ModelConfig
 SMALL_GREY, OTHER = "digits-attention", "photos"  # default models
 SMALL, LARGER = 48, 64  # pixels: images with a shorter side count as small; input size for others
 TEST_SHARE, VALIDATION_SHARE = 0.15, 0.1
-PATIENCE = (
-    5  # the fewest epochs without improvement that end training early, where the user states none
-)
+PATIENCE = 5  # epochs without improvement before training ends, at least
 FEW = 10  # a class with fewer images is reported
 _CHUNK = 4096  # images whose values are summed at once
 
