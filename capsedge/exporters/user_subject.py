@@ -269,9 +269,25 @@ def _run(module: nn.Module, inputs: tuple[Tensor, ...], batch: int) -> dict[str,
         raise UnsupportedModelError(
             f"The module fails on an example of {', '.join(str(list(t.shape)) for t in inputs)}.",
             f"{type(error).__name__}: {first_line(error)}",
-            fix or _ANY_BATCH,
+            _without_one(module, inputs) or fix or _ANY_BATCH,
             details=[line for line in lines if line],
         ) from error
+
+
+def _without_one(module: nn.Module, inputs: Sequence[Tensor]) -> str:
+    """How to mend an example that states the batch, too; empty if it fails without the leading 1 as well."""
+    if not all(t.shape[1:2] == (1,) for t in inputs):
+        return ""
+    shorter = [t[:, 0] for t in inputs]
+    try:
+        with torch.no_grad(), on_cpu():
+            module(*shorter)
+    except (Exception, SystemExit):  # any kind, from the user's code
+        return ""
+    runs = ", ".join(str(list(t.shape)) for t in shorter)
+    return (
+        f"It runs on {runs}: leave out the leading 1, as an example (--example) has no batch axis."
+    )
 
 
 def _check_repeatable(module: nn.Module, tensors: tuple[Tensor, ...], batch: int) -> None:

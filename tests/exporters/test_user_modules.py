@@ -205,6 +205,21 @@ def test_what_is_no_example(example: object, message: str, tmp_path: Path) -> No
         capsedge.export(nets.Plain(), tmp_path / "m.onnx", example=example)  # type: ignore[arg-type]
 
 
+class _Rows(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows, columns = x.shape
+        return x.reshape(rows, 2, columns // 2).sum(2)
+
+
+def test_an_example_that_states_the_batch_too(tmp_path: Path) -> None:
+    with pytest.raises(
+        UnsupportedModelError, match=r"It runs on \[2, 4\]: leave out the leading 1"
+    ):
+        capsedge.export(_Rows(), tmp_path / "m.onnx", example=EXAMPLE[:, None])
+    with pytest.raises(UnsupportedModelError, match="Check the shape"):  # it fails in any case
+        capsedge.export(_Rows(), tmp_path / "m.onnx", example=EXAMPLE[:, None, None])
+
+
 class _Loud(torch.nn.Module):
     """Differs from its own export where inputs are large: ``dropped`` is the number that capture saw."""
 

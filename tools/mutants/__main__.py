@@ -57,7 +57,7 @@ def main() -> int:
     parser.add_argument(
         "--only", action="append", choices=SUBJECTS, help="this subject; may be repeated"
     )
-    parser.add_argument("--count", type=int, default=40, help="mutants of each subject (40)")
+    parser.add_argument("--count", type=int, default=30, help="mutants of each subject (30)")
     parser.add_argument("--again", action="store_true", help="use the coverage of the last run")
     options = parser.parse_args()
     names = options.only or list(SUBJECTS)

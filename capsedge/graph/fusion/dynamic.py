@@ -102,7 +102,8 @@ def fit_dynamic(graph: Values, votes: str, softmaxes: list[Softmax]) -> DynamicM
 
 def _fit(graph: Values, votes: str, softmaxes: list[Softmax], roles: Roles) -> DynamicMatch:
     last = softmaxes[-1]
-    region = Region(graph, votes, find_other_inputs(graph, votes, last.name))
+    others = find_other_inputs(graph, votes, last.name)
+    region = Region(graph, votes, [alternatives[0] for alternatives in others])
     inside = region.determined()
     if last.name not in inside:
         raise NoMatch(MORE)
@@ -138,8 +139,9 @@ def _fit(graph: Values, votes: str, softmaxes: list[Softmax], roles: Roles) -> D
         raise NoMatch(
             f"dynamic routing would differ by {verdict.excess:.2g} times the tolerance ({verdict.case})"
         )
-    per_image = fit_per_image(
-        region, guess.end, guess.layout, guess.roles, guess.kind, STRICT if wide else LOOSE
+    rtol = STRICT if wide else LOOSE
+    region, per_image = fit_per_image(
+        graph, votes, others, guess.end, guess.layout, guess.roles, guess.kind, rtol
     )
     return DynamicMatch(
         votes, guess.end, guess.roles, guess.layout, guess.kind, verdict, region, per_image

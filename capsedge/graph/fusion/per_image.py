@@ -50,11 +50,15 @@ class OtherInput:
     neutral: float
 
 
-def find_other_inputs(graph: Values, votes: str, last: str) -> tuple[OtherInput, ...]:
+def find_other_inputs(graph: Values, votes: str, last: str) -> tuple[tuple[OtherInput, ...], ...]:
     """Find the tensors besides its votes on which routing depends.
 
     Args:
         last: the last softmax.
+
+    Returns:
+        For each of them, the tensors that may stand for it, smallest first: a mask of the words, and the same
+        mask repeated for the capsules of each word.
 
     Raises:
         NoMatch: no operator accepts it.
@@ -74,7 +78,7 @@ def find_other_inputs(graph: Values, votes: str, last: str) -> tuple[OtherInput,
     if len(groups) > _MOST:
         raise NoMatch(MORE)
     return tuple(
-        _smallest(graph, common, {m: wanted[m] for m in members}) for common, members in groups
+        _alternatives(graph, common, {m: wanted[m] for m in members}) for common, members in groups
     )
 
 
@@ -172,19 +176,32 @@ def _chain(graph: Values, name: str) -> list[str]:
         found.append(sources[0])
 
 
-def _smallest(graph: Values, common: set[str], wanted: dict[str, float]) -> OtherInput:
-    """The smallest tensor that all are views of (if several, the nearest), with its neutral value."""
-    name = min(common, key=lambda n: (graph.sizes[n], -graph.order[n]))
+def _alternatives(
+    graph: Values, common: set[str], wanted: dict[str, float]
+) -> tuple[OtherInput, ...]:
+    """The tensors that all are views of, with their neutral values: the smallest first, then the nearest."""
+    found = []
+    for name in sorted(common, key=lambda n: (graph.sizes[n], -graph.order[n])):
+        neutral = _neutral_of_all(graph, name, wanted)
+        if neutral is not None:
+            found.append(OtherInput(name, neutral))
+    if not found:
+        raise NoMatch(MORE)
+    return tuple(found)
+
+
+def _neutral_of_all(graph: Values, name: str, wanted: dict[str, float]) -> float | None:
+    """The value of a tensor that makes its views neutral; None if there is none."""
     if list(wanted) == [name]:
-        return OtherInput(name, wanted[name])
+        return wanted[name]
     ends = [w for w in wanted if w != name]
     function = graph.function([name], ends)
     for value in (1.0, 0.0):
         given = function(np.full(graph.shapes[name], value))
         own = wanted.get(name, value) == value
         if own and all((g == wanted[w]).all() for w, g in zip(ends, given, strict=True)):
-            return OtherInput(name, value)
-    raise NoMatch(MORE)
+            return value
+    return None
 
 
 class Region:
@@ -245,29 +262,43 @@ class PerImage:
 
 
 def fit_per_image(
-    region: Region, end: str, layout: Layout, roles: Layout, kind: Dynamic, rtol: float
-) -> tuple[PerImage, ...]:
+    graph: Values,
+    votes: str,
+    others: Sequence[Sequence[OtherInput]],
+    end: str,
+    layout: Layout,
+    roles: Layout,
+    kind: Dynamic,
+    rtol: float,
+) -> tuple[Region, tuple[PerImage, ...]]:
     """Determine the effect of each tensor besides the votes.
 
     Args:
+        others: the result of `find_other_inputs`.
         end: the result, laid out as ``[n, j, p]``.
         roles: layout of the votes.
         kind: what the routing computes if all of them are neutral.
         rtol: relative tolerance of the comparison.
 
+    Returns:
+        The region from the tensors that fit, and their effects.
+
     Raises:
         NoMatch: nothing fits.
     """
-    graph = region.graph
-    if not region.others:
-        return ()
+    if not others:
+        return Region(graph, votes, ()), ()
     if roles.sizes[0] != graph.batch or kind.over not in ("i", "j") or kind.group > 1:
         raise NoMatch(MORE)
-    function = graph.function(region.cut, [end])
-    hypotheses = [list(_hypotheses(graph, s.name, roles)) for s in region.others]
-    for chosen in itertools.product(*hypotheses):
-        if _agrees(graph, function, chosen, layout, roles, kind, rtol):
-            return chosen
+    for names in itertools.product(*others):
+        hypotheses = [list(_hypotheses(graph, each.name, roles)) for each in names]
+        if not all(hypotheses):
+            continue
+        region = Region(graph, votes, names)
+        function = graph.function(region.cut, [end])
+        for chosen in itertools.product(*hypotheses):
+            if _agrees(graph, function, chosen, layout, roles, kind, rtol):
+                return region, chosen
     raise NoMatch(MORE)
 
 

@@ -91,6 +91,17 @@ class Interests(nn.Module):
         return (torch.randn(batch, self.items, self.size), here.long(), *given)
 
 
+class Words(Interests):
+    """Two items for each word, and a mask of the words."""
+
+    def forward(self, items: Tensor, mask: Tensor, logits: Tensor | None = None) -> Tensor:
+        return super().forward(items, mask.repeat_interleave(2, 1), logits)
+
+    def example(self, batch: int = 3) -> tuple[Tensor, ...]:
+        items, mask, *given = super().example(batch)
+        return (items, mask[:, ::2], *given)
+
+
 class AnyLength(nn.Module):
     """Interests of ids ``[N, L]`` of any length; id 0 is none. One matrix for each interest, or for all.
 

@@ -21,7 +21,7 @@ from capsedge.graph.fusion.optimize_graph import OptimizedGraph, optimize_model
 from capsedge.graph.fusion.per_image import find_other_inputs
 from capsedge.graph.fusion.values import Values
 from capsedge.runtime.backends.native_library import find_library
-from tests.graph.fusion.histories import Interests
+from tests.graph.fusion.histories import Interests, Words
 
 NAMES = ("items", "mask", "logits")
 
@@ -94,6 +94,15 @@ def test_masks_and_given_logits(settings: dict[str, Any], couplings: str) -> Non
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("mask", ["after", "before", "parents"])
+def test_a_mask_of_words_is_repeated_for_the_capsules_of_each(mask: Any) -> None:
+    module = Words(items=8, mask=mask, weights="each interest")
+    (fused,) = checked(module).fusion.fused
+    assert fused.operator == "DynamicRouting"
+    assert "couplings" in fused.parameters
+
+
+@pytest.mark.thorough
 def test_without_a_mask_the_operator_has_no_more_inputs() -> None:
     result = optimize_model(exported(Interests(mask="none")))
     (node,) = [
@@ -161,7 +170,7 @@ def test_the_smallest_tensor_is_found_and_its_neutral_value() -> None:
         op("Unsqueeze", ["c", "last"], ["cc"]),
         op("Mul", ["cc", "x"], ["y"]),
     )
-    (other,) = find_other_inputs(graph, "x", "c")
+    ((other, *_),) = find_other_inputs(graph, "x", "c")
     assert (other.name, other.neutral) == ("wide", 0.0)
 
 
@@ -181,7 +190,7 @@ def test_first_couplings_are_no_mask() -> None:
         op("Unsqueeze", ["masked", "last"], ["cc"]),
         op("Mul", ["cc", "x"], ["y"]),
     )
-    (other,) = find_other_inputs(graph, "x", "c")
+    ((other, *_),) = find_other_inputs(graph, "x", "c")
     assert (other.name, other.neutral) == ("wide", 1.0)
 
 
