@@ -141,8 +141,10 @@ def _check_choice(
     if (inputs is None) == (not images):
         raise UsageError(
             "infer takes images or --inputs.",
-            "Neither was given." if inputs is None else "Both were given.",
-            "Name image files, or pass --inputs FILE.npz with an array for each input.",
+            f"Both were given; {images[0]} is taken for an image."
+            if images
+            else "Neither was given.",
+            "Name image files, or pass --inputs FILE.npz with an array for each input. The model is --model.",
         )
     if inputs is None:
         if output is not None:

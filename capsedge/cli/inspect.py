@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from capsedge.runtime.metadata import ModelMetadata
     from capsedge.runtime.onnx_file.forecast import Forecast as ForecastData
     from capsedge.runtime.onnx_file.structure import Shape
+    from capsedge.runtime.table_indices import InputBounds
 
 
 File = Annotated[
@@ -256,11 +257,13 @@ def _show(found: Inspection, batches: list[int]) -> None:
     print_table("File", ("", ""), _facts(found))
     for title, values in (("Inputs", found.inputs), ("Outputs", found.outputs)):
         if values:
-            print_table(
-                title,
-                ("name", "type", "shape"),
-                [(v.name, v.type, _dimensions(v.shape)) for v in values],
-            )
+            allowed = [_allowed(found.bounds.get(v.name)) for v in values]
+            rows = [(v.name, v.type, _dimensions(v.shape)) for v in values]
+            if any(allowed):
+                bounded = [(*row, words) for row, words in zip(rows, allowed, strict=True)]
+                print_table(title, ("name", "type", "shape", "allowed"), bounded)
+            else:
+                print_table(title, ("name", "type", "shape"), rows)
     operators = [
         (domain, operator, str(count))
         for domain, counts in found.operators.items()
@@ -307,6 +310,17 @@ def _layer(layer: RoutingLayer, batches: list[int]) -> tuple[str, ...]:
     return (layer.name, layer.operator, " x ".join(map(str, sizes)), *cells)
 
 
+def _allowed(bounds: InputBounds | None) -> str:
+    """The values and lengths that an input allows; empty for any."""
+    if bounds is None:
+        return ""
+    values = [] if bounds.entries is None else [f"0 to {bounds.entries - 1:,}"]
+    lengths = [
+        f"at most {most:,} along axis {axis}" for axis, most in enumerate(bounds.longest) if most
+    ]
+    return ", ".join([*values, *lengths])
+
+
 def _dimensions(shape: Shape | None) -> str:
     return "unknown" if shape is None else "x".join(map(str, shape)) or "scalar"
 
@@ -328,7 +342,8 @@ def _facts(found: Inspection) -> list[tuple[str, str]]:
     if found.metadata is not None:
         facts += _model(found.metadata)
     elif found.kind == "onnx":
-        facts.append(("metadata", "none: a file from another tool"))
+        ours = found.producer == "capsedge"
+        facts.append(("metadata", "none" if ours else "none: a file from another tool"))
     if found.origin is not None:
         facts += found.origin.facts()
     if found.pruned is not None:

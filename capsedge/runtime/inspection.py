@@ -30,6 +30,7 @@ from capsedge.runtime.onnx_file.layer_map import layer_of_weights, locations_in,
 from capsedge.runtime.onnx_file.structure import BITS, Graph, Node, Shape, Value, read_structure
 from capsedge.runtime.origin import ORIGIN_KEY, PRUNING_KEY, Origin, Pruned
 from capsedge.runtime.result_summary import Row, Summarized, Summary, short
+from capsedge.runtime.table_indices import InputBounds, read_inputs_property
 from capsedge.spec.operators import DOMAIN, ROUTING_OPERATORS
 
 LARGEST = 5  # intermediate values listed
@@ -83,7 +84,11 @@ class Intermediate:
 
 @dataclass(repr=False)
 class Inspection(Summarized):
-    """The result of ``inspect``; ``to_dict`` is the document that ``--json`` prints."""
+    """The result of ``inspect``; ``to_dict`` is the document that ``--json`` prints.
+
+    Attributes:
+        bounds: the values and lengths that an ONNX file allows, by input.
+    """
 
     path: str
     kind: str
@@ -95,6 +100,7 @@ class Inspection(Summarized):
     producer: str = ""
     inputs: list[Value] = field(default_factory=list)
     outputs: list[Value] = field(default_factory=list)
+    bounds: dict[str, InputBounds] = field(default_factory=dict)
     operators: dict[str, dict[str, int]] = field(default_factory=dict)
     functions: list[dict[str, Any]] = field(default_factory=list)
     routing: list[RoutingLayer] = field(default_factory=list)
@@ -220,6 +226,7 @@ def _onnx(path: Path, batches: Sequence[int]) -> Inspection:
         producer=model.producer,
         inputs=[v for v in graph.inputs if v.name not in stored],
         outputs=graph.outputs,
+        bounds=read_inputs_property(model.metadata),
         operators={kind: dict(sorted(count.items())) for kind, count in used.items()},
         functions=[
             {

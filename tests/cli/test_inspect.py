@@ -18,6 +18,7 @@ from capsedge.exporters.c.folder import WASM_KIND
 from capsedge.exporters.c.write_c import write_c
 from capsedge.runtime.inspection import inspect_file as inspect
 from capsedge.runtime.metadata import ModelMetadata, Preprocessing
+from capsedge.runtime.table_indices import InputBounds, inputs_property
 from capsedge.runtime.zoo import zoo_model
 from tests.tensorrt.fixtures import ANY_AMOUNT, cudart, gpu  # noqa: F401
 
@@ -390,3 +391,25 @@ def test_a_folder_of_c(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(UsageError, match="is not a folder of C"):
         shown()
+
+
+def test_the_indices_and_lengths_that_inputs_allow(tmp_path: Path) -> None:
+    stated = {
+        "ids": InputBounds(entries=2000, longest=(0, 50)),
+        "age": InputBounds(longest=(0, 7)),
+    }
+    file = _save(
+        tmp_path / "m.onnx",
+        [helper.make_node("Concat", ["ids", "age", "x"], ["y"], axis=1)],
+        [("ids", ["N", "L"]), ("age", ["N", "L"]), ("x", ["N", 3])],
+        [("y", ["N", "M"])],
+        metadata=inputs_property(stated),
+    )
+    assert inspect(file).to_dict()["bounds"]["ids"] == {"entries": 2000, "longest": (0, 50)}
+    lines = CliRunner().invoke(app, ["inspect", str(file)]).stdout.splitlines()
+    (ids,) = [line for line in lines if line.split()[:1] == ["ids"]]
+    (age,) = [line for line in lines if line.split()[:1] == ["age"]]
+    (x,) = [line for line in lines if line.split()[:1] == ["x"]]
+    assert ids.endswith("0 to 1,999, at most 50 along axis 1")
+    assert age.endswith("at most 7 along axis 1")
+    assert x.split() == ["x", "float32", "Nx3"]
