@@ -72,7 +72,7 @@ def metadata_cases(language: str) -> Iterator[MetadataCase]:
             graph = base64.b64decode(vectors["graphs"][case.get("graph", "open")])
             yield MetadataCase(
                 f"{group['about']} / {case['name']}",
-                graph + b"".join(map(_entry, _properties(base["properties"], case).items())),
+                graph + b"".join(entry(*e) for e in _properties(base["properties"], case).items()),
                 **_verdict(group, case, base["values"], language),
             )
 
@@ -109,7 +109,7 @@ def prediction_cases() -> Iterator[PredictionCase]:
         properties = _properties(base["properties"], {})
         yield PredictionCase(
             f"{case['base']} / {case['name']}",
-            graph + b"".join(map(_entry, properties.items())),
+            graph + b"".join(entry(*each) for each in properties.items()),
             case["pixels"],
             case.get("options", {}),
             {k: v for k, v in case.items() if k not in ("name", "base", "pixels", "options")},
@@ -185,8 +185,8 @@ def _expanded(text: str | list[str | list[Any]]) -> str:
     return "".join(part if isinstance(part, str) else part[0] * part[1] for part in parts)
 
 
-def _entry(item: tuple[str, str]) -> bytes:
-    key, text = item
+def entry(key: str, text: str) -> bytes:
+    """A property at the end of an ONNX file."""
     return _field(_METADATA, [[1, key], [2, text]])
 
 

@@ -1,7 +1,6 @@
 // Many calls, many threads, wrong calls; for every build (sanitizers, ARM):
 //   capsedge_stress ONNXRUNTIME MODEL threads|calls|allocations|misuse|soak [COUNT]
-//   capsedge_stress ONNXRUNTIME MODEL prepare HEIGHT WIDTH TARGET_HEIGHT TARGET_WIDTH RULE INVERT
-// Prints what it did (prepare: the floats); exit code 1 with a line for what went wrong.
+// Prints what it did; exit code 1 with a line for what went wrong.
 
 #include <dirent.h>
 #include <dlfcn.h>
@@ -367,32 +366,6 @@ void soak(int seconds) {
   if (most - least > 1024) fail("memory changes");
 }
 
-// The input made of RGBA pixels (i * i * 7 + i * 13) >> 3 mod 256, i over all values.
-void prepare(char** words) {
-  const int64_t height = std::atoi(words[0]), width = std::atoi(words[1]);
-  std::vector<unsigned char> pixels(static_cast<size_t>(height * width * 4));
-  for (size_t i = 0; i < pixels.size(); ++i) pixels[i] = static_cast<unsigned char>((i * i * 7 + i * 13) >> 3);
-  const double mean = 0.1307, std = 0.3081;
-  capsedge_preprocessing how = CAPSEDGE_PREPROCESSING_INIT;
-  how.height = std::atoi(words[2]);
-  how.width = std::atoi(words[3]);
-  how.channels = 1;
-  how.scale = 1.0 / 255.0;
-  how.mean = &mean;
-  how.std = &std;
-  how.mean_count = how.std_count = 1;
-  how.resize = words[4];
-  capsedge_image image{};
-  image.pixels = pixels.data();
-  image.type = CAPSEDGE_UINT8;
-  image.height = static_cast<int32_t>(height);
-  image.width = static_cast<int32_t>(width);
-  image.channels = 4;
-  std::vector<float> values(static_cast<size_t>(how.height) * static_cast<size_t>(how.width));
-  check(capsedge_prepare(&how, &image, std::atoi(words[5]), values.data(), values.size()));
-  std::fwrite(values.data(), sizeof(float), values.size(), stdout);
-}
-
 }  // namespace
 
 #if COUNTS_ALLOCATIONS
@@ -436,8 +409,7 @@ int main(int argc, char** argv) {
   find_library();
   const std::string what = argv[3];
   const int count = argc > 4 ? std::atoi(argv[4]) : 0;
-  if (what == "prepare" && argc == 10) prepare(argv + 4);
-  else if (what == "threads") threads(count ? count : 50);
+  if (what == "threads") threads(count ? count : 50);
   else if (what == "calls") calls(count ? count : 100000);
   else if (what == "allocations") allocations(count ? count : 100);
   else if (what == "misuse") misuse(count ? count : 5);
