@@ -31,13 +31,6 @@ Checkpoint = Annotated[
     ),
     READS_OR_NAME,
 ]
-Ops = Annotated[
-    str, Option("--ops", help="auto, fused (operator library) or portable (function bodies).")
-]
-Threads = Annotated[
-    int | None,
-    Option("--threads", min=1, help="Threads of one inference; one per physical core by default."),
-]
 Device = Annotated[
     str | None,
     Option("--device", help="cpu, cuda or cuda:1; by default the CPU, or the GPU for an engine."),

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from capsedge.datasets.regression_targets import with_typical_images
-from capsedge.errors import UsageError
+from capsedge.errors import UnsupportedModelError, UsageError
 from capsedge.exporters import parity as checks
 from capsedge.exporters import subject as modules
 from capsedge.exporters.arguments import (
@@ -51,6 +51,7 @@ from capsedge.runtime.progress import Progress, silent
 from capsedge.runtime.routing_trace import TraceOutputs
 from capsedge.runtime.table_indices import InputBounds, inputs_property
 from capsedge.runtime.user_metadata import DescribedModel, Description, describe_model
+from capsedge.spec import limits
 from capsedge.spec.vocabularies import TRACE
 
 
@@ -134,6 +135,7 @@ def export(
         kept = Rewrites.none() if traced else _rewrites(options)
         lowered, program, trace = to_graph(subject, opset, batch, kept, ops, progress=progress)
         made.append((lowered.model, program))
+        _check_ports(lowered.model)
         longest = longest_of_inputs(subject, program)
         subject = dataclasses.replace(subject, traced=trace, longest=longest)
         return _Prepared(subject, said, declared, own, kept, lowered)
@@ -214,6 +216,28 @@ class _Prepared(NamedTuple):
     user_inputs: Sequence[Tensor]
     rewrites: Rewrites
     lowered: Lowered
+
+
+def _check_ports(model: onnx.ModelProto) -> None:
+    """Refuse inputs and outputs that one of the runtimes cannot pass on.
+
+    Raises:
+        UnsupportedModelError: one has too many dimensions, or there are too many inputs.
+    """
+    why = ""
+    if len(model.graph.input) > limits.RUN_TENSORS:
+        why = f"It has {len(model.graph.input)} inputs, and at most {limits.RUN_TENSORS} are possible."
+    most = limits.limit_of("libcapsedge", "DIMENSIONS")
+    for port in (*model.graph.input, *model.graph.output):
+        found = len(port.type.tensor_type.shape.dim)
+        if found > most:
+            why = f"'{port.name}' has {found} dimensions; libcapsedge takes at most {most}."
+    if why:
+        raise UnsupportedModelError(
+            "Not every runtime can pass on the inputs and outputs of this module.",
+            why,
+            "Reshape or join them in the module's forward.",
+        )
 
 
 def _state_inputs(model: onnx.ModelProto, subject: Subject) -> None:

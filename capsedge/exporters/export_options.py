@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from capsedge.options import Options, option, tolerance
+from capsedge.spec.vocabularies import ExtraOutput, Ops, StandardRuntime
 
 ATOL, RTOL = 1e-5, 1e-4
 # By the fields of `capsedge.graph.Rewrites`.
@@ -16,7 +17,6 @@ REWRITES = {
     "logit-free": "logit_free",
 }
 Rewrite = Literal["first-pass", "light-cone", "dead-update", "logit-free"]
-ExtraOutput = Literal["reconstruction", "couplings", "trace"]
 
 
 @dataclass(frozen=True)
@@ -26,14 +26,14 @@ class ExportOptions(Options):
     iterations: int | None = option(
         None, "Routing iterations; by default the model's own.", "--iters", min=1
     )
-    ops: Literal["auto", "fused", "portable"] = option(
+    ops: Ops = option(
         "auto",
         "auto: capsule operators with function bodies; fused: without bodies; portable: standard "
         "operators only.",
     )
     opset: int = option(20, "ONNX opset.", min=18, max=21)
     batch: int | None = option(None, "Fixed batch size, instead of a free one.", min=1)
-    target: Literal["openvino", "litert", "mnn"] | None = option(
+    target: StandardRuntime | None = option(
         None, "Write the file for another runtime: openvino, litert or mnn. Sets --ops and --batch."
     )
     extra_outputs: tuple[ExtraOutput, ...] = option(

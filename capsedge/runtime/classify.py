@@ -22,9 +22,9 @@ from capsedge.runtime.predictions import KEEP, Prediction, Predictor
 from capsedge.runtime.progress import Progress, silent
 from capsedge.runtime.scores import decision_warnings
 from capsedge.runtime.session import Session
+from capsedge.spec.fields import CONFIDENT
 
 GROUP = 32  # images per run
-_ACTIVE = 0.5  # least score at which a second capsule is drawn
 
 
 @dataclass
@@ -157,7 +157,7 @@ class Sheet:
         for prediction, prepared, picture in zip(predictions, batch, pictures, strict=True):
             classes = [label.index for label in prediction.labels][: len(COLOURS)]
             if self._active:
-                active = choose(prediction.scores, 2, _ACTIVE)
+                active = choose(prediction.scores, 2, CONFIDENT)
                 classes = active if len(active) > 1 else classes
             classes = classes or choose(prediction.scores, 1, None)
             colours = ["own"] if len(classes) == 1 else list(COLOURS)

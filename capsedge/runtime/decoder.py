@@ -19,15 +19,10 @@ from capsedge.errors import UsageError
 from capsedge.runtime.backends.backend import Backend, ModelFile, PartialBackend, Port
 from capsedge.runtime.onnx_file.wire import BYTES, Malformed, Wire, length_delimited, message
 from capsedge.runtime.tensors import LARGEST, AnyArray, as_array, checked_input
-from capsedge.spec import onnx_wire
+from capsedge.spec import limits, onnx_wire
 from capsedge.spec.vocabularies import POSES, RECONSTRUCTION
 
 _CHUNK = 64  # poses per run; bounds memory
-
-# They leave the elements and their order alone.
-_VIEWS = ("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze")
-
-_MOST_VIEWS = 8  # maximum number of views, going back from the output
 
 Floats = NDArray[np.float32]
 _Span = tuple[int, int]
@@ -256,9 +251,14 @@ class _Graph(Wire):
     def same_elements(self, name: str) -> list[str]:
         """The value, and those of which it is only a view in another shape or type, nearest first."""
         chain = [name]
-        for _ in range(_MOST_VIEWS):
+        for _ in range(limits.DECODER_VIEWS):
             maker = self.makers.get(chain[-1])
-            if maker is None or maker.type not in _VIEWS or maker.domain or not maker.inputs:
+            if (
+                maker is None
+                or maker.type not in onnx_wire.VIEWS
+                or maker.domain
+                or not maker.inputs
+            ):
                 break
             chain.append(maker.inputs[0])
         return chain

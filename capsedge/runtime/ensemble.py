@@ -24,12 +24,13 @@ from capsedge.runtime.images.inputs import (
     read_for_members,
 )
 from capsedge.runtime.output_roles import choose
-from capsedge.runtime.predictions import CONFIDENT, KEEP, Label, Prediction
+from capsedge.runtime.predictions import KEEP, Label, Prediction
 from capsedge.runtime.result_summary import Row, Summarized, Summary, short
 from capsedge.runtime.runner import run_size
 from capsedge.runtime.session import Session
 from capsedge.runtime.tensors import stack_images
 from capsedge.spec import limits
+from capsedge.spec.fields import CONFIDENT
 from capsedge.spec.vocabularies import REGRESSION
 
 if TYPE_CHECKING:

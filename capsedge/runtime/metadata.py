@@ -270,6 +270,8 @@ def _check_outputs(outputs: Outputs, task: str, class_names: tuple[str, ...]) ->
     named = [name for name in (outputs.scores, outputs.poses, *outputs.values) if name]
     if len(set(named)) != len(named) or "" in outputs.values:
         raise ValueError("an output is named twice, or has no name")
+    if len(outputs.values) > limits.RUN_TENSORS:
+        raise ValueError(f"the values are in over {limits.RUN_TENSORS} outputs")
     if len(outputs.names) > limits.WIDTH:
         raise ValueError(f"there are over {limits.WIDTH} values")
     if any(len(text) > limits.NAME_CHARACTERS for text in (*outputs.names, *outputs.units)):

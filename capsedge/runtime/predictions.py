@@ -14,8 +14,8 @@ from capsedge.runtime.images.inputs import Images, OneImage
 from capsedge.runtime.metadata import ModelMetadata
 from capsedge.runtime.result_summary import Row, Summarized, Summary, short
 from capsedge.runtime.typical_input import Floats, Measurements, TypicalInput, measure, measure_all
+from capsedge.spec.fields import CONFIDENT
 
-CONFIDENT = 0.5  # between the margins 0.1 and 0.9 of the margin loss (Sabour et al. 2017, eq. 4)
 DEFAULT_THRESHOLD = CONFIDENT
 INVERT = "mostly light, and the answer is not confident: try --invert (in Python invert=True)"
 KEEP = "mostly light once inverted, and the answer is not confident: try without --invert"

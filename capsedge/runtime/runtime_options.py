@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from capsedge.options import Options, option
+from capsedge.spec import limits
 from capsedge.spec.vocabularies import OPS, PROVIDERS
-
-MAX_THREADS = 1024
 
 
 @dataclass(frozen=True)
@@ -23,7 +22,7 @@ class RuntimeOptions(Options):
         None,
         "Threads of one inference; one per physical core by default. The members of an ensemble share them.",
         min=1,
-        max=MAX_THREADS,
+        max=limits.RUN_THREADS,
         metavar="N",
     )
     ops: str = option(

@@ -24,6 +24,12 @@ REQUIRED: Any = _Required()
 LEAST_SIDE = (
     3  # pixels of a side of an image with a typical input: a frame, and something inside it
 )
+# A score from which a class applies, between the margins of the margin loss (Sabour et al. 2017, eq. 4).
+CONFIDENT = 0.5
+# What `build` writes besides engines: kinds in the description of a folder of C, and of WebAssembly.
+C_KIND, WASM_KIND = "capsedge-c", "capsedge-wasm"
+COMPILED_SCHEMA = 1  # version of these descriptions
+WASM_SECTION = "capsedge"  # custom section of a WebAssembly module that holds it
 
 
 @dataclass(frozen=True)
@@ -31,7 +37,8 @@ class Field:
     """A property of a file, or a member of one.
 
     Attributes:
-        kind: ``string``, ``integer``, ``number``, ``boolean``; ``strings``, ``numbers``, ``integers``: lists;
+        kind: ``string``, ``integer``, ``number``, ``boolean``; ``strings``, ``numbers``,
+            ``integers`` (three), ``list of integers``: lists;
             ``pair of numbers``, ``pair of integers``; ``map of strings``, ``map of integers``,
             ``map of scalars``: an object with any names; ``values``: an object of which nothing is read;
             ``object``: one with ``members``; ``objects``: a list of such.
@@ -191,6 +198,20 @@ _CHOSEN_SCORES = (
     ),
     Field("classes", "integer", "number of scores that were computed", 0),
     Field("capsules", "boolean", "whether the scores are lengths of capsules", False),
+)
+
+# What `capsedge_inputs` states about each input.
+INPUT_FIELDS = (
+    Field(
+        "entries",
+        "integer",
+        "entries of the table that it indexes; null if it indexes none",
+        None,
+        nullable=True,
+    ),
+    Field(
+        "longest", "list of integers", "largest size of each axis, 0 if the shape alone decides", ()
+    ),
 )
 
 # The properties of a file, `capsedge.` before each name, besides `schema`. Nullable ones with the default

@@ -181,6 +181,9 @@ ENGINE_BYTES = _limit("ENGINE_BYTES", 64 * GIB, "one TensorRT engine")
 PLUGIN_BYTES = _limit("PLUGIN_BYTES", GIB, "the plugin library that an engine was built with")
 
 # One run of an ONNX file: inputs and outputs, as far as the file fixes their sizes.
+RUN_TENSORS = _limit(
+    "RUN_TENSORS", 64, "inputs of a model, and outputs that hold the values of a regression"
+)
 RUN_BYTES = _limit(
     "RUN_BYTES",
     256 * MIB,
@@ -223,6 +226,11 @@ PIPELINED = _limit(
 )
 REQUESTS = _limit("REQUESTS", 2048, "requests, and open connections, at the same time")
 
+RUN_THREADS = _limit("RUN_THREADS", 1024, "threads of one inference")
+ENGINE_CALLS = _limit("ENGINE_CALLS", 1024, "concurrent calls of an engine in libcapsedge")
+DECODER_VIEWS = _limit(
+    "DECODER_VIEWS", 8, "reshapes and casts between the decoder of a graph and its output"
+)
 MEMBERS = _limit("MEMBERS", 64, "models of one [ensemble](../how-to/ensembles.md)")
 
 # The process in which `capsedge optimize` analyses a file.
@@ -276,7 +284,8 @@ class Difference(NamedTuple):
     """A smaller limit of one runtime. What exceeds it is refused where a file for it is written.
 
     Attributes:
-        runtime: ``cuda``: the CUDA kernels, and the TensorRT plugins, which run them.
+        runtime: ``cuda``: the CUDA kernels, and the TensorRT plugins, which run them; ``libcapsedge``: the
+            library for C and C++.
         limit: the name of the limit.
     """
 
@@ -292,6 +301,12 @@ DIFFERENCES = (
         "ITERATIONS",
         64,
         "a kernel gets its layer by value, with an inverse temperature for each iteration",
+    ),
+    Difference(
+        "libcapsedge",
+        "DIMENSIONS",
+        8,
+        "for inputs and outputs: a shape is part of a structure, so that a call allocates no memory",
     ),
 )
 

@@ -12,6 +12,22 @@ from __future__ import annotations
 DOMAIN = "capsedge"
 DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc", DOMAIN)
 
+# TensorProto.DataType: name and bits of an element.
+ELEMENT_TYPES: dict[int, tuple[str, int]] = {
+    1: ("float32", 32), 2: ("uint8", 8), 3: ("int8", 8), 4: ("uint16", 16), 5: ("int16", 16),
+    6: ("int32", 32), 7: ("int64", 64), 8: ("string", 0), 9: ("bool", 8), 10: ("float16", 16),
+    11: ("float64", 64), 12: ("uint32", 32), 13: ("uint64", 64), 14: ("complex64", 64),
+    15: ("complex128", 128), 16: ("bfloat16", 16), 17: ("float8e4m3fn", 8), 18: ("float8e4m3fnuz", 8),
+    19: ("float8e5m2", 8), 20: ("float8e5m2fnuz", 8), 21: ("uint4", 4), 22: ("int4", 4),
+}  # fmt: skip
+# Those that libcapsedge and browsers pass on; texts only browsers.
+PASSED_TYPES = {number: each for number, each in ELEMENT_TYPES.items() if number <= 13}
+
+COMPILED = "EPContext"  # a node that holds or names code compiled for a device
+ORT_FORMAT = "ORTM"  # bytes 4 to 8 of a file in ONNX Runtime's own format
+# Operators that keep all elements and their order, which may stand between a decoder and its output.
+VIEWS = ("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze")
+
 # The fields that readers pick out, by the message and what they hold.
 MODEL_IR, MODEL_PRODUCER, MODEL_PRODUCER_VERSION = 1, 2, 3
 MODEL_GRAPH, MODEL_OPSET, MODEL_METADATA, MODEL_FUNCTION = 7, 8, 14, 25

@@ -68,12 +68,14 @@ class Attribute:
         type: ``int``, ``float``, ``ints`` or ``floats``.
         default: default of the specification; None if there is none and it must be given.
         flag: whether it is 0 or 1.
+        positive: whether it, or each of its numbers, is above zero.
     """
 
     name: str
     type: str
     default: Default = None
     flag: bool = False
+    positive: bool = False
 
 
 # A dimension that follows from the sizes of a map and a window, by the stride of an axis; 1 where the windows
@@ -255,18 +257,22 @@ class Operator:
 
 _TRACED = ("couplings", "poses", "agreement")
 
-_STRIDES = Attribute("strides", "ints", (1, 1))
+_STRIDES = Attribute("strides", "ints", (1, 1), positive=True)
 
 
 def _flag(name: str, default: int = 0) -> Attribute:
     return Attribute(name, "int", default, flag=True)
 
 
+def _epsilon(default: float) -> Attribute:
+    return Attribute("epsilon", "float", default, positive=True)
+
+
 _SQUASH = Operator(
     "Squash",
     (Value("x", ("...", "P")),),
     (Value("y", ("...", "P")),),
-    (Attribute("axis", "int", -1), Attribute("epsilon", "float", 1e-8)),
+    (Attribute("axis", "int", -1), _epsilon(1e-8)),
     torch="squash",
     plugin=True,
     per_element=4,
@@ -276,14 +282,14 @@ _PER_IMAGE = (
     Value("mask", ("N", "I"), optional=True, per_image=True, ones=("N", "I")),
 )
 _AGREEMENT = (
-    Attribute("iterations", "int", 3),
+    Attribute("iterations", "int", 3, positive=True),
     _flag("leaky"),
     _flag("over_children"),
     _flag("replace"),
     _flag("normalize"),
     _flag("elementwise"),
     Attribute("agreement_scale", "float", 1.0),
-    Attribute("epsilon", "float", 1e-8),
+    _epsilon(1e-8),
 )
 _DYNAMIC = Operator(
     "DynamicRouting",
@@ -335,14 +341,14 @@ _EM = Operator(
     ),
     (Value("pose_out", (*_GRID, "P")), Value("a_out", _GRID)),
     (
-        Attribute("iterations", "int"),
+        Attribute("iterations", "int", positive=True),
         _STRIDES,
         Attribute("inverse_temperatures", "floats"),
         _flag("coordinate_addition"),
         _flag("shared"),
         _flag("normalize_activations"),
         _flag("ones_first"),
-        Attribute("epsilon", "float", 1e-6),
+        _epsilon(1e-6),
     ),
     torch="em_routing",
     layout=WINDOWS,
@@ -368,7 +374,7 @@ _ATTENTION = Operator(
         _STRIDES,
         _flag("matrix_pose", 1),
         Attribute("agreement_scale", "float"),
-        Attribute("epsilon", "float", 1e-5),
+        _epsilon(1e-5),
     ),
     torch="attention_routing",
     layout=WINDOWS,
@@ -389,7 +395,7 @@ _SELF_ATTENTION = Operator(
         Value("bias", ("I", "J")),
     ),
     (Value("v", ("N", "J", "Pout")),),
-    (Attribute("epsilon", "float", 1e-20),),
+    (_epsilon(1e-20),),
     torch="self_attention_routing",
     layout=DENSE,
     routing="self-attention",
@@ -408,7 +414,7 @@ _UNIFORM = Operator(
         Value("bias", ("P",)),
     ),
     (Value("pose_out", (*_GRID, "P")),),
-    (_STRIDES, _flag("matrix_pose", 1), Attribute("epsilon", "float", 1e-5)),
+    (_STRIDES, _flag("matrix_pose", 1), _epsilon(1e-5)),
     layout=WINDOWS,
     iteration_values=("pose",),
 )
@@ -416,7 +422,7 @@ _NORMALIZATION = Operator(
     "PoseNormalization",
     (Value("x", ("...", "P")), Value("scale", ("P",)), Value("bias", ("P",))),
     (Value("y", ("...", "P")),),
-    (Attribute("epsilon", "float", 1e-5),),
+    (_epsilon(1e-5),),
     per_element=8,
 )
 _CONVOLUTION = Operator(
@@ -436,7 +442,7 @@ _CONVOLUTION = Operator(
     (
         _STRIDES,
         Attribute("pads", "ints", (0, 0, 0, 0)),
-        Attribute("dilations", "ints", (1, 1)),
+        Attribute("dilations", "ints", (1, 1), positive=True),
     ),
 )
 _FLOAT = (

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from typing import Literal, get_args
+
 CLASSIFICATION = ("single-label", "multi-label")
 REGRESSION = "regression"
 TASKS = (*CLASSIFICATION, REGRESSION)
@@ -20,7 +22,6 @@ TRACE_REQUIRED = TRACE_KINDS[:3]  # the others belong to EM routing
 TENSORRT, TENSORRT_RTX = "tensorrt", "tensorrt-rtx"
 TARGETS = {TENSORRT: "TensorRT", TENSORRT_RTX: "TensorRT-RTX"}  # engine targets, with titles
 PLUGINS = ("native", "fused")  # whether an engine needs the plugin library
-COUPLINGS, TRACE = "couplings", "trace"
 
 # What options take, besides the words of files.
 TASK_CHOICES = ("classification", *TASKS)
@@ -29,14 +30,16 @@ PIXEL_RANGES = {
     "0-255": (1.0, 0.0),
     "-1-1": (2 / 255, 1.0),
 }  # that a network was trained on: factor from 0..255, and what is subtracted
-OPS = ("auto", "fused", "portable")
+Ops = Literal["auto", "fused", "portable"]
+OPS: tuple[str, ...] = get_args(Ops)
 QUANTIZE_OPS = OPS[:2]
 PLUGIN_CHOICES = ("auto", *PLUGINS)
 QUANTIZE_PRECISIONS = ("int8", "fp16", "mixed")
 SWEEP_PRECISIONS = PRECISIONS[:3]
 QDQ_TARGETS = (TENSORRT, "openvino", "litert")  # targets with Q/DQ pairs around convolutions
 QUANTIZE_TARGETS = ("ort-cpu", *QDQ_TARGETS)
-RUNTIMES = ("openvino", "litert", "mnn")  # runtimes that only run files with standard operators
+StandardRuntime = Literal["openvino", "litert", "mnn"]  # they only run standard operators
+RUNTIMES: tuple[str, ...] = get_args(StandardRuntime)
 PEERS = ("ort", *RUNTIMES, "torch")  # peers that are compared with capsedge
 PROVIDERS = ("auto", "cpu", "cuda", "tensorrt")  # providers of ONNX Runtime
 
@@ -58,7 +61,8 @@ VOCABULARIES: dict[str, tuple[str, ...]] = {
 # Names of a graph's outputs.
 LENGTHS, LOGITS, POSES = "lengths", "logits", "poses"
 ESCALATED = "escalated"  # [N], bool: the images that the large network of a cascade decided
-RECONSTRUCTION = "reconstruction"
-EXTRA_OUTPUTS = (RECONSTRUCTION, COUPLINGS, TRACE)  # extra outputs that an export may have
+ExtraOutput = Literal["reconstruction", "couplings", "trace"]  # that an export may have
+EXTRA_OUTPUTS: tuple[str, ...] = get_args(ExtraOutput)
+RECONSTRUCTION, COUPLINGS, TRACE = EXTRA_OUTPUTS
 ZOO_ROUTINGS = ROUTINGS[:3]  # each with a trained model, digits-<routing>
 OUTPUT_NAMES = (LENGTHS, LOGITS, POSES, ESCALATED, RECONSTRUCTION)

@@ -126,9 +126,9 @@ def test_a_level_that_is_not_there_is_named() -> None:
         (
             EM,
             {"strides": (0, 1)},
-            r"EMRouting: attribute 'strides' is \[0, 1\]: wanted two numbers",
+            r"EMRouting: attribute 'strides' is \[0, 1\]: wanted 2 numbers",
         ),
-        (EM, {"strides": (1, 1, 1)}, r"attribute 'strides' is \[1, 1, 1\]: wanted two numbers"),
+        (EM, {"strides": (1, 1, 1)}, r"attribute 'strides' is \[1, 1, 1\]: wanted 2 numbers"),
         (ATTENTION, {"matrix_pose": -1}, r"attribute 'matrix_pose' is -1: wanted 0 or 1"),
         (UNIFORM, {"strides": (2, 0)}, r"UniformRouting: attribute 'strides' is \[2, 0\]"),
         (NORMALIZATION, {"epsilon": 0.0}, r"PoseNormalization: attribute 'epsilon' is 0\.0+"),

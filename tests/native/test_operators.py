@@ -34,8 +34,18 @@ def names(items: list[dict[str, Any]]) -> list[str]:
 
 
 def _value(value: Value) -> dict[str, Any]:
-    shape = list(value.shape)
-    return {"name": value.name, "type": value.type, "optional": value.optional, "shape": shape}
+    def bits(some: tuple[str, ...]) -> int:
+        return sum(1 << axis for axis, name in enumerate(value.shape) if name in some)
+
+    return {
+        "name": value.name,
+        "type": value.type,
+        "optional": value.optional,
+        "shape": list(value.shape),
+        "ones": bits(value.ones),
+        "per_image": value.per_image,
+        "body_ones": bits(value.body_ones),
+    }
 
 
 def python_table() -> list[dict[str, Any]]:

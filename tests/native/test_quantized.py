@@ -147,7 +147,7 @@ def test_a_constant_weight_without_elements_is_named(shape: tuple[int, ...]) -> 
         ({"pads": (1, 1)}, r"attribute 'pads' is \[1, 1\]: wanted 4 numbers of 0 or more"),
         ({"dilations": (0, 1)}, r"attribute 'dilations' is \[0, 1\]: wanted 2 numbers of 1 or more"),
         ({"dilations": (1, 2**62)}, r"attribute 'dilations' is .*: wanted 2 numbers .*at most 2147483647"),
-        ({"strides": (1, -1)}, r"attribute 'strides' is \[1, -1\]: wanted two numbers of 1 or more"),
+        ({"strides": (1, -1)}, r"attribute 'strides' is \[1, -1\]: wanted 2 numbers of 1 or more"),
     ],
 )  # fmt: skip
 def test_wrong_attributes_of_a_convolution_are_named(change: dict[str, Any], message: str) -> None:

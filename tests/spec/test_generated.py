@@ -10,16 +10,21 @@ from pathlib import Path
 import pytest
 
 from capsedge.spec import exit_codes, limits
-from capsedge.spec.fields import ENGINE_FIELDS, FIELDS, Field
+from capsedge.spec.fields import ENGINE_FIELDS, FIELDS, INPUT_FIELDS, Field
 from capsedge.spec.limits import DIFFERENCES, LIMITS, OPTIONS, limit_of
-from capsedge.spec.onnx_wire import DOMAINS, FIELD_NUMBERS, SCHEMA
+from capsedge.spec.onnx_wire import DOMAINS, ELEMENT_TYPES, FIELD_NUMBERS, SCHEMA, VIEWS
 from capsedge.spec.operators import OPERATORS
 from capsedge.spec.vocabularies import OUTPUT_NAMES, VOCABULARIES
 from tests.conftest import ROOT
 from tools.spec.outputs import FILES, outputs
 from tools.spec.pages import amount
 
-NATIVE, WEB = ROOT / "capsedge/runtime/native", ROOT / "capsedge/runtime/web/src"
+SOURCES = {
+    ROOT / "capsedge/runtime/native": "c h cpp cu",
+    ROOT / "capsedge/runtime/web/src": "ts",
+    ROOT / "capsedge/runtime/web/page/src": "ts",
+    ROOT / "capsedge/exporters/c": "c h mjs mts",
+}
 
 
 def test_what_is_generated_is_up_to_date() -> None:
@@ -80,7 +85,7 @@ def test_fields_are_those_of_the_messages() -> None:
 def sources() -> Iterator[tuple[Path, str]]:
     """Code in C, C++, CUDA and TypeScript that is written by hand."""
     generated = {ROOT / name for name in FILES}
-    for folder, kinds in ((NATIVE, "h cpp cu"), (WEB, "ts")):
+    for folder, kinds in SOURCES.items():
         for kind in kinds.split():
             for path in folder.rglob(f"*.{kind}"):
                 if path not in generated and "mock" not in path.parts and "tests" not in path.parts:
@@ -107,6 +112,9 @@ SETS: Mapping[str, frozenset[str]] = {
     **{name: frozenset(kinds) - {""} for name, kinds in VOCABULARIES.items()},
     "outputs": frozenset(OUTPUT_NAMES),
     "domains": frozenset(DOMAINS) - {""},
+    "views": frozenset(VIEWS),
+    "element types": frozenset(name for name, _ in ELEMENT_TYPES.values()),
+    "fields of an input": frozenset(field.name for field in INPUT_FIELDS),
     "properties": frozenset(field.name for field in FIELDS),
     "fields of an engine": frozenset(field.name for field in ENGINE_FIELDS),
     **{

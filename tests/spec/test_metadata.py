@@ -12,7 +12,8 @@ import pytest
 
 from capsedge.runtime.engine_metadata import EngineMetadata
 from capsedge.runtime.metadata import ModelMetadata
-from capsedge.spec.fields import ENGINE_FIELDS, FIELDS, REQUIRED, Field
+from capsedge.runtime.table_indices import InputBounds
+from capsedge.spec.fields import ENGINE_FIELDS, FIELDS, INPUT_FIELDS, REQUIRED, Field
 from capsedge.spec.limits import LIMITS, OPTIONS
 from capsedge.spec.vocabularies import VOCABULARIES
 
@@ -24,6 +25,7 @@ KINDS: dict[Any, str] = {
     tuple[str, ...]: "strings",
     tuple[float, ...]: "numbers",
     tuple[int, int, int]: "integers",
+    tuple[int, ...]: "list of integers",
     tuple[float, float]: "pair of numbers",
     tuple[int, int]: "pair of integers",
     Mapping[str, str]: "map of strings",
@@ -34,7 +36,8 @@ KINDS: dict[Any, str] = {
 
 
 @pytest.mark.parametrize(
-    ("declared", "fields"), [(ModelMetadata, FIELDS), (EngineMetadata, ENGINE_FIELDS)]
+    ("declared", "fields"),
+    [(ModelMetadata, FIELDS), (EngineMetadata, ENGINE_FIELDS), (InputBounds, INPUT_FIELDS)],
 )
 def test_dataclasses_have_the_fields(declared: type, fields: tuple[Field, ...]) -> None:
     hints = typing.get_type_hints(declared)

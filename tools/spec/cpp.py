@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from capsedge.spec.exit_codes import C_CODES
 from capsedge.spec.fields import (
+    CONFIDENT,
     ENGINE_FIELDS,
     ENGINE_SCHEMA,
     FIELDS,
+    INPUT_FIELDS,
     INPUTS_KEY,
     LEAST_SIDE,
     PREFIX,
@@ -16,8 +18,16 @@ from capsedge.spec.fields import (
     SCHEMA,
     Field,
 )
-from capsedge.spec.limits import DIFFERENCES, LIMITS
-from capsedge.spec.onnx_wire import DOMAIN, DOMAINS, FIELD_NUMBERS
+from capsedge.spec.limits import DIFFERENCES, LIMITS, limit_of
+from capsedge.spec.onnx_wire import (
+    COMPILED,
+    DOMAIN,
+    DOMAINS,
+    FIELD_NUMBERS,
+    ORT_FORMAT,
+    PASSED_TYPES,
+    VIEWS,
+)
 from capsedge.spec.onnx_wire import SCHEMA as ONNX_WIRE
 from capsedge.spec.vocabularies import OUTPUT_NAMES, VOCABULARIES
 
@@ -47,6 +57,26 @@ def cuda_limits() -> str:
     )
 
 
+def c_tensors() -> str:
+    """The part of ``capsedge.h``: the lengths of its arrays, and the types of elements."""
+    rank, tensors = limit_of("libcapsedge", "DIMENSIONS"), LIMITS["RUN_TENSORS"].value
+    types = [f"  CAPSEDGE_{name.upper()} = {number}" for number, name, _ in _passed_types()]
+    return (
+        "/* Limits of a tensor and of a run. */\n"
+        f"enum {{ CAPSEDGE_MAX_RANK = {rank}, CAPSEDGE_MAX_TENSORS = {tensors} }};\n\n"
+        "/* Element types, with ONNX's numbers. */\n"
+        "typedef enum capsedge_type {\n"
+        "  CAPSEDGE_OTHER = 0, /* a type that this library does not run: strings, sequences, ... */\n"
+        + ",\n".join(types)
+        + "\n} capsedge_type;\n"
+    )
+
+
+def _passed_types() -> list[tuple[int, str, int]]:
+    """Number, name and bytes of the element types of C."""
+    return [(number, name, bits // 8) for number, (name, bits) in PASSED_TYPES.items() if bits]
+
+
 def exit_codes() -> str:
     """The part of ``capsedge.h``: the status codes."""
     ends = [*[","] * (len(C_CODES) - 1), " "]
@@ -68,14 +98,26 @@ def exit_codes() -> str:
 
 def onnx_wire() -> str:
     """``generated/onnx_wire.h``."""
+    types = _joined(
+        f'    {{{number}, "{name}", {size}}},' for number, name, size in _passed_types()
+    )
     return header(
         "The messages of ONNX: capsedge/spec/onnx_wire.py says what it means.",
-        ["<cstdint>"],
+        ["<cstddef>", "<cstdint>", "<string_view>"],
         in_namespace(
             "spec",
             f'constexpr char kDomain[] = "{DOMAIN}";  // of the operators\n'
             "// Domains of operators that run.\n"
             f"constexpr const char* kDomains[] = {{{', '.join(_quoted(name) for name in DOMAINS)}}};\n\n"
+            "struct ElementType {\n  int32_t number;\n  const char* name;\n  size_t bytes;\n};\n"
+            "// Those that capsedge.h has.\n"
+            f"constexpr ElementType kElementTypes[] = {{\n{types}}};\n\n"
+            "// A node that holds or names code compiled for a device.\n"
+            f'constexpr char kCompiled[] = "{COMPILED}";\n'
+            "// Bytes 4 to 8 of a file in ONNX Runtime's own format.\n"
+            f'constexpr std::string_view kOrtFormat = "{ORT_FORMAT}";\n'
+            "// Operators that keep all elements and their order.\n"
+            f"constexpr std::string_view kViews[] = {{{', '.join(map(_quoted, VIEWS))}}};\n\n"
             f'constexpr char kOnnxWire[] = R"({ONNX_WIRE})";\n',
         )
         + "\n// Numbers of fields.\n"
@@ -101,19 +143,22 @@ def metadata() -> str:
         f"constexpr int64_t kMetadataSchema = {SCHEMA}, kEngineSchema = {ENGINE_SCHEMA};\n"
         f'constexpr std::string_view kPrefix = "{PREFIX}";  // of the names of all properties\n'
         f'constexpr char kInputsKey[] = "{INPUTS_KEY}";  // what a file states of its inputs\n'
-        f"constexpr int32_t kLeastSide = {LEAST_SIDE};  // of an image with a typical input, in pixels\n",
+        f"constexpr int32_t kLeastSide = {LEAST_SIDE};  // of an image with a typical input, in pixels\n"
+        f"constexpr double kConfident = {CONFIDENT};  // a score from which a class applies\n",
         "// Names of a graph's outputs.\n"
         + _joined(f'constexpr char k{name.capitalize()}[] = "{name}";' for name in OUTPUT_NAMES),
         "// Words, in the order of their enumeration; any other text is kUnknown.\n"
         + "\n".join(_vocabulary(name, words) for name, words in VOCABULARIES.items()),
         _PROPERTY
         + f"constexpr Property kProperties[] = {{\n{_joined(map(_property, FIELDS))}}};\n",
+        "// Defaults of the members of `preprocessing`.\n" + _joined(_defaults()),
         "// Names of the members of objects.\n"
         + _joined(
             _members(name, fields)
             for name, fields in (
                 *((each.name, each.members) for each in FIELDS if each.members),
                 ("engine", (Field("schema", "integer", ""), *ENGINE_FIELDS)),
+                ("input", INPUT_FIELDS),
                 *((each.name, each.members) for each in ENGINE_FIELDS if each.members),
             )
         ),
@@ -128,11 +173,13 @@ def metadata() -> str:
 _PROPERTY = """enum class Kind { kString, kInteger, kArray, kObject };
 
 // A property of a file. Required: it may not be missing. Nullable: it may be null. `most`: bytes of its text.
+// `text`: the default of a string.
 struct Property {
   const char* name;
   Kind kind;
   bool required, nullable;
   int64_t most;
+  const char* text = "";
 };
 """
 
@@ -160,7 +207,24 @@ def _property(field: Field) -> str:
     nullable = "true" if field.nullable else "false"
     kind = f"Kind::{_KINDS[field.kind]}"
     most = f"limits::k{_camel(field.limit or 'METADATA_BYTES')}"
-    return f'    {{"{field.name}", {kind}, {required}, {nullable}, {most}}},'
+    text = f", {_quoted(field.default)}" if isinstance(field.default, str) else ""
+    return f'    {{"{field.name}", {kind}, {required}, {nullable}, {most}{text}}},'
+
+
+def _defaults() -> Iterator[str]:
+    words = {name.lower(): name for name in VOCABULARIES}
+    members = next(each.members for each in FIELDS if each.name == "preprocessing")
+    for field in members:
+        if field.default is REQUIRED:
+            continue
+        name = _camel(field.name)
+        if isinstance(field.default, str):
+            word = words[field.name.replace("_", "")]
+            yield f"constexpr {word} kDefault{name} = {word}::{_enumerator(field.default)};"
+        elif isinstance(field.default, tuple):
+            yield f"constexpr double kDefault{name}[] = {{{', '.join(map(repr, field.default))}}};"
+        else:
+            yield f"constexpr double kDefault{name} = {field.default!r};"
 
 
 def _members(name: str, fields: tuple[Field, ...]) -> str:

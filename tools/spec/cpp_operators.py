@@ -93,16 +93,20 @@ def _places(o: Operator) -> str:
 def _value(value: Value) -> str:
     optional = "true" if value.optional else "false"
     shape = ", ".join(f'"{name}"' for name in value.shape)
-    ones = sum(1 << k for k, name in enumerate(value.shape) if name in value.ones)
-    return f"{{\"{value.name}\", '{value.type}', {optional}, {{{shape}}}, {ones}}}"
+    per_image = "true" if value.per_image else "false"
+    ones, body_ones = (
+        sum(1 << k for k, name in enumerate(value.shape) if name in some)
+        for some in (value.ones, value.body_ones)
+    )
+    return f"{{\"{value.name}\", '{value.type}', {optional}, {{{shape}}}, {ones}, {per_image}, {body_ones}}}"
 
 
 def _attribute(a: Attribute) -> str:
-    required, flag = (str(found).lower() for found in (a.default is None, a.flag))
+    marks = ", ".join(str(found).lower() for found in (a.default is None, a.flag, a.positive))
     integers = ", ".join(map(str, _integers(a)))
     number = f"{a.default!r}f" if isinstance(a.default, float) else "0"
     kind = f"AttributeType::{_TYPES[a.type]}"
-    return f'{{"{a.name}", {kind}, {required}, {flag}, {{{integers}}}, {number}}}'
+    return f'{{"{a.name}", {kind}, {marks}, {{{integers}}}, {number}}}'
 
 
 def _braces(entries: Iterable[str]) -> str:

@@ -27,7 +27,10 @@ FILES: Mapping[str, Callable[[], str]] = {
 # Parts between the lines `spec: NAME` and `/spec`, each a comment of the file's language.
 PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
     f"{_NATIVE}/kernels/cuda/capsedge_cuda.h": {"cuda limits": cpp.cuda_limits},
-    f"{_NATIVE}/libcapsedge/include/capsedge.h": {"exit codes": cpp.exit_codes},
+    f"{_NATIVE}/libcapsedge/include/capsedge.h": {
+        "exit codes": cpp.exit_codes,
+        "limits and types": cpp.c_tensors,
+    },
     "docs/reference/cli.md": {"exit codes": pages.exit_codes},
     "docs/reference/metadata.md": {
         "properties": pages.properties,

@@ -5,7 +5,16 @@ from __future__ import annotations
 import re
 
 from capsedge.spec.limits import LIMITS, OPTIONS, Limit
-from capsedge.spec.onnx_wire import DOMAIN, DOMAINS, FIELD_NUMBERS, SCHEMA
+from capsedge.spec.onnx_wire import (
+    COMPILED,
+    DOMAIN,
+    DOMAINS,
+    FIELD_NUMBERS,
+    ORT_FORMAT,
+    PASSED_TYPES,
+    SCHEMA,
+    VIEWS,
+)
 from capsedge.spec.vocabularies import OUTPUT_NAMES, TRACE_REQUIRED, VOCABULARIES
 
 _EXACT = 2**53 - 1  # JavaScript's largest safe integer
@@ -13,6 +22,10 @@ _EXACT = 2**53 - 1  # JavaScript's largest safe integer
 
 def module() -> str:
     """``src/generated/spec.ts``."""
+    types = "".join(
+        f'  {number}: ["{name}", {max(1, bits // 8)}],\n'
+        for number, (name, bits) in PASSED_TYPES.items()
+    )
     domains = "".join(f"  {_quoted(name)},\n" for name in DOMAINS)
     return "\n".join(
         (
@@ -24,6 +37,14 @@ def module() -> str:
             f'export const DOMAIN = "{DOMAIN}"; // of the operators\n'
             "/** Domains of operators that run. */\n"
             f"export const DOMAINS: readonly string[] = [\n{domains}];\n",
+            "/** Names of element types as ONNX Runtime has them, and bytes of an element. */\n"
+            f"export const ELEMENT_TYPES: Record<number, [name: string, bytes: number]> = {{\n{types}}};\n",
+            "/** A node that holds or names code compiled for a device. */\n"
+            f"export const COMPILED = {_quoted(COMPILED)};\n"
+            "/** Bytes 4 to 8 of a file in ONNX Runtime's own format. */\n"
+            f"export const ORT_FORMAT = {_quoted(ORT_FORMAT)};\n"
+            "/** Operators that keep all elements and their order. */\n"
+            f"export const VIEWS: readonly string[] = [{', '.join(map(_quoted, VIEWS))}];\n",
             "// Numbers of fields.\n"
             + "".join(f"export const {name} = {k};\n" for name, k in FIELD_NUMBERS.items()),
         )

@@ -6,7 +6,18 @@ import json
 import re
 from typing import Any
 
-from capsedge.spec.fields import FIELDS, LEAST_SIDE, PREFIX, REQUIRED, SCHEMA, Field
+from capsedge.spec.fields import (
+    COMPILED_SCHEMA,
+    CONFIDENT,
+    FIELDS,
+    LEAST_SIDE,
+    PREFIX,
+    REQUIRED,
+    SCHEMA,
+    WASM_KIND,
+    WASM_SECTION,
+    Field,
+)
 from capsedge.spec.limits import OPTIONS
 
 # The reader in ``decode.ts`` for each kind.
@@ -36,7 +47,11 @@ def module() -> str:
         'from "../decode.js";\n',
         f'export const PREFIX = "{PREFIX}";\n'
         f"export const SCHEMA = {SCHEMA};\n"
-        f"export const LEAST_SIDE = {LEAST_SIDE};\n",
+        f"export const LEAST_SIDE = {LEAST_SIDE};\n"
+        f"export const CONFIDENT = {CONFIDENT}; // a score from which a class applies\n"
+        f'export const WASM_KIND = "{WASM_KIND}"; // of what `capsedge build --target wasm` writes\n'
+        f'export const WASM_SECTION = "{WASM_SECTION}"; // of the module: what it states about itself\n'
+        f"export const COMPILED_SCHEMA = {COMPILED_SCHEMA};\n",
         "// Of those whose text has a limit of its own: which.\n"
         f"export const TEXT_LIMITS = {{\n{limited}}} as const;\n",
         *(_reader(field) for field in FIELDS if field.members),

@@ -22,10 +22,8 @@ from capsedge.runtime.files.json_documents import decode, parse
 from capsedge.runtime.files.text import format_bytes, printable
 from capsedge.runtime.metadata import ModelMetadata
 from capsedge.spec import limits
+from capsedge.spec.fields import C_KIND, COMPILED_SCHEMA, WASM_KIND
 
-SCHEMA = 1
-KIND = "capsedge-c"  # kind stated in the description
-WASM_KIND = "capsedge-wasm"  # kind stated in the description that `--target wasm` writes
 MOST_BATCH = 1 << 16  # most images per call that a description may state
 
 
@@ -59,7 +57,7 @@ def contents(
     return {name: text.encode("ascii") for name, text in texts.items()}, description
 
 
-def earlier_files(folder: Path, kind: str = KIND) -> list[str]:
+def earlier_files(folder: Path, kind: str = C_KIND) -> list[str]:
     """The paths that an earlier run wrote into a folder; none if there is no such description in it."""
     with suppress(CapsedgeError, ValueError):
         return decode(list[str], _description(folder, kind).get("files"), "files")
@@ -174,7 +172,7 @@ def _readable(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _description(folder: Path, kind: str = KIND) -> dict[str, Any]:
+def _description(folder: Path, kind: str = C_KIND) -> dict[str, Any]:
     """The description of a kind in a folder.
 
     Raises:
@@ -209,8 +207,8 @@ def describe(
     """The description: what verify, the page and the reports need."""
     table = layer_table(lib)
     return {
-        "schema": SCHEMA,
-        "kind": KIND,
+        "schema": COMPILED_SCHEMA,
+        "kind": C_KIND,
         "name": lib.name,
         "version": __version__,
         "source": {

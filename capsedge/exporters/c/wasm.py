@@ -29,12 +29,10 @@ from capsedge.runtime.files.writing import (
 from capsedge.runtime.metadata import ModelMetadata
 from capsedge.runtime.onnx_file import summary
 from capsedge.runtime.result_summary import Row, Summarized, Summary
-from capsedge.spec.fields import PREFIX
+from capsedge.spec.fields import COMPILED_SCHEMA, PREFIX, WASM_KIND, WASM_SECTION
 from capsedge.spec.onnx_wire import DOMAIN
 from capsedge.spec.vocabularies import LENGTHS, LOGITS, VOCABULARIES
 
-KIND = folder.WASM_KIND
-SECTION = "capsedge"  # the custom section with the description
 GLUE = "caps_host.c"  # reserved: no network may use this name or prefix
 EXTRA = "pip install 'capsedge[wasm]'"
 # SIMD, and the features of every engine with SIMD. No fused products: results are those of the C source.
@@ -132,7 +130,7 @@ def write_wasm(
     """
     source, target = Path(source), Path(target)
     prefix = naming.prefix_of(source.stem) if name is None else naming.check_prefix(name)
-    replaced = folder.earlier_files(target, KIND)
+    replaced = folder.earlier_files(target, WASM_KIND)
     check_replaceable(target, replaced)
     data, _ = summary.read_harmless(source)
     network = compile_network(data, source, prefix, batch)
@@ -163,10 +161,10 @@ def compile_network(
     known = folder.describe(library, metadata, file, data)
     for name in ("layers", "declared_outputs", "products"):
         del known[name]
-    known |= {"kind": KIND, "scores": _scores(library, metadata), "file": _file(data)}
+    known |= {"kind": WASM_KIND, "scores": _scores(library, metadata), "file": _file(data)}
     code = _compile(zig, library)
     text = json.dumps(known, separators=(",", ":")).encode("ascii")
-    return CompiledNetwork(code + custom_section(SECTION, text), library, known)
+    return CompiledNetwork(code + custom_section(WASM_SECTION, text), library, known)
 
 
 def _scores(library: Library, metadata: ModelMetadata | None) -> dict[str, str] | None:
@@ -351,6 +349,14 @@ def _files(network: CompiledNetwork) -> tuple[dict[str, bytes], dict[str, Any]]:
 def _template(file: str, name: str, outputs: str) -> bytes:
     place = resources.files("capsedge.exporters.c") / "javascript" / file
     text = place.read_text(encoding="utf-8")
-    for kind, words in VOCABULARIES.items():
-        text = text.replace(f"@{kind}@", " | ".join(map(json.dumps, words)))
-    return text.replace("@NAME@", name).replace("@OUTPUTS@", outputs).encode("ascii")
+    values = {
+        "NAME": name,
+        "OUTPUTS": outputs,
+        "KIND": WASM_KIND,
+        "SCHEMA": str(COMPILED_SCHEMA),
+        "SECTION": WASM_SECTION,
+        **{kind: " | ".join(map(json.dumps, words)) for kind, words in VOCABULARIES.items()},
+    }
+    for key, value in values.items():
+        text = text.replace(f"@{key}@", value)
+    return text.encode("ascii")

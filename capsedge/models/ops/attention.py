@@ -18,8 +18,9 @@ from capsedge.models.ops.operator_inputs import (
     windows,
 )
 from capsedge.models.ops.registration import register
+from capsedge.spec.operators import OPERATORS
 
-EPSILON = 1e-5
+EPSILON: float = OPERATORS["AttentionRouting"].complete({})["epsilon"]
 
 
 def _define(

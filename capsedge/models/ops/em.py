@@ -19,8 +19,9 @@ from capsedge.models.ops.operator_inputs import (
     windows,
 )
 from capsedge.models.ops.registration import register
+from capsedge.spec.operators import OPERATORS
 
-EPSILON = 1e-6
+EPSILON: float = OPERATORS["EMRouting"].complete({})["epsilon"]
 
 
 def _child_coordinates(height: int, width: int, side: int, like: Tensor) -> Tensor:

@@ -7,9 +7,10 @@ from torch import Tensor
 
 from capsedge.models.ops.operator_inputs import accumulation_dtype, expect
 from capsedge.models.ops.registration import register
+from capsedge.spec.operators import OPERATORS
 
-EPSILON = 1e-8
-EXPONENTIAL_EPSILON = 1e-20
+EPSILON: float = OPERATORS["Squash"].complete({})["epsilon"]
+EXPONENTIAL_EPSILON: float = OPERATORS["SelfAttentionRouting"].complete({})["epsilon"]
 
 
 def _define(x: Tensor, axis: int, epsilon: float) -> Tensor:

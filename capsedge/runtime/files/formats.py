@@ -15,6 +15,7 @@ from pathlib import Path
 
 from capsedge.runtime.files.reading import FILE, FOLDER, list_folder, open_regular_file, path_kind
 from capsedge.spec import limits
+from capsedge.spec.onnx_wire import ORT_FORMAT
 
 HEAD_BYTES = 4096
 _ENGINE_SUFFIX = ".engine"
@@ -183,7 +184,7 @@ _STARTS: tuple[tuple[bytes, str], ...] = (
     (b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.", "pytorch-legacy"),
 )  # fmt: skip
 # Flatbuffers have their signature after four bytes.
-_FLATBUFFERS = {b"TFL3": "tflite", b"ORTM": "ort"}
+_FLATBUFFERS = {b"TFL3": "tflite", ORT_FORMAT.encode(): "ort"}
 
 
 def identify_path(path: Path | str) -> Format | None:

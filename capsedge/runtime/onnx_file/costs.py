@@ -6,7 +6,7 @@ every vote once, plus the operations on it in each iteration; the extra work of 
 in every iteration does not count.
 
 Files state most shapes, with names for free sizes: ``N`` is the batch, ``36*N`` a multiple of it, and others
-    stand for products with it in inlined bodies. A name means one number everywhere, so each is
+stand for products with it in inlined bodies. A name means one number everywhere, so each is
 solved for from the operators that keep the number of elements, broadcast, or multiply.
 """
 

@@ -19,15 +19,7 @@ from capsedge.runtime.onnx_file.wire import BYTES, Malformed, Wire
 from capsedge.spec import limits, onnx_wire
 from capsedge.spec.operators import DOMAIN, operator_of
 
-# TensorProto.DataType: name and bits of an element.
-TYPES: dict[int, tuple[str, int]] = {
-    1: ("float32", 32), 2: ("uint8", 8), 3: ("int8", 8), 4: ("uint16", 16), 5: ("int16", 16),
-    6: ("int32", 32), 7: ("int64", 64), 8: ("string", 0), 9: ("bool", 8), 10: ("float16", 16),
-    11: ("float64", 64), 12: ("uint32", 32), 13: ("uint64", 64), 14: ("complex64", 64),
-    15: ("complex128", 128), 16: ("bfloat16", 16), 17: ("float8e4m3fn", 8), 18: ("float8e4m3fnuz", 8),
-    19: ("float8e5m2", 8), 20: ("float8e5m2fnuz", 8), 21: ("uint4", 4), 22: ("int4", 4),
-}  # fmt: skip
-BITS = dict(TYPES.values())
+BITS = dict(onnx_wire.ELEMENT_TYPES.values())  # of an element, by the name of its type
 DEEPEST = 64  # nesting of If and Loop bodies; deeper is an attack, not a model
 LONGEST_LIST = 4096  # numbers kept of an attribute; tree ensembles have millions and need none here
 
@@ -343,4 +335,4 @@ def _signed(number: int) -> int:
 
 
 def _type(number: int) -> str:
-    return TYPES.get(number, (f"type {number}", 0))[0]
+    return onnx_wire.ELEMENT_TYPES.get(number, (f"type {number}", 0))[0]

@@ -28,10 +28,6 @@ from capsedge.spec import limits, onnx_wire
 from capsedge.spec.onnx_wire import DOMAINS
 from capsedge.spec.operators import DOMAIN, OPERATORS, operator_of
 
-COMPILED = "EPContext"  # a node that holds or names code compiled for a device
-
-_ORT_FORMAT = b"ORTM"  # bytes 4 to 8 of a file in ONNX Runtime's other format
-
 # What the exporter calls the poses of an iteration whose operators stand in the graph itself.
 _EXPANDED_POSE = re.compile(rb"[A-Za-z]+Routing_iter\d+_pose__\d+")
 
@@ -191,9 +187,9 @@ def check_harmless(summary: OnnxSummary, name: str) -> None:
             "capsedge reads self-contained files only, so that a model never opens other files.",
             "Save it as one file: `onnx.save(onnx.load(path), path, save_as_external_data=False)`.",
         )
-    if any(kind == COMPILED for _, kind in summary.operators):
+    if any(kind == onnx_wire.COMPILED for _, kind in summary.operators):
         raise ArtefactError(
-            f"{name} has {COMPILED} nodes.",
+            f"{name} has {onnx_wire.COMPILED} nodes.",
             "They hold or name code that was compiled for one device, which cannot be checked.",
             "Use the ONNX file that they were compiled from.",
         )
@@ -236,7 +232,7 @@ class _Summarizer(Walker):
         self.nodes = 0
 
     def model(self) -> OnnxSummary:
-        if self.data[4:8] == _ORT_FORMAT:
+        if self.data[4:8] == onnx_wire.ORT_FORMAT.encode():
             raise Malformed("it is also a file of ONNX Runtime's own format")
         found = self.walk(MODEL, 0, len(self.data))
         summary = self.summary

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from capsedge.errors import EnvironmentProblem, UnsupportedModelError, UsageError
-from capsedge.exporters.export_options import ExportOptions, ExtraOutput
+from capsedge.exporters.export_options import ExportOptions
 from capsedge.runtime import zoo
 from capsedge.runtime.files.writing import (
     MODEL,
@@ -35,6 +35,7 @@ from capsedge.serving.deploy.deployment import (
     listed,
 )
 from capsedge.spec import limits
+from capsedge.spec.vocabularies import ExtraOutput
 
 # --- Models of the page: the user's files, and models of the zoo ---
 

@@ -53,7 +53,7 @@ export interface Description {
     readonly meaning: string;
   }[];
   /** The output that decides the class, and what its values are; null for a regression. */
-  readonly scores: { readonly field: keyof Outputs; readonly kind: "length" | "logits" | "probability" } | null;
+  readonly scores: { readonly field: keyof Outputs; readonly kind: @ScoreKind@ } | null;
   /** Classes and values of a pose, and the shape of a picture; null without a decoder. */
   readonly reconstruction: { readonly capsules: readonly [number, number]; readonly picture: readonly number[] } | null;
 }

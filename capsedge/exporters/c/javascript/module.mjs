@@ -1,6 +1,6 @@
 /** @NAME@, a capsule network in WebAssembly, written by capsedge. No library is needed, and no data leaves the page. */
 
-const SCHEMA = 1;
+const SCHEMA = @SCHEMA@;
 
 /**
  * Load the network.
@@ -12,9 +12,9 @@ const SCHEMA = 1;
  */
 export async function load(source = new URL("./@NAME@.wasm", import.meta.url)) {
   const module = await compiled(source);
-  const [section] = WebAssembly.Module.customSections(module, "capsedge");
+  const [section] = WebAssembly.Module.customSections(module, "@SECTION@");
   const description = section && JSON.parse(new TextDecoder().decode(section));
-  if (description?.kind !== "capsedge-wasm" || description.schema !== SCHEMA) {
+  if (description?.kind !== "@KIND@" || description.schema !== SCHEMA) {
     throw new Error("The file is no network of this version of `capsedge build --target wasm`.");
   }
   return new Network(module, description, await WebAssembly.instantiate(module));

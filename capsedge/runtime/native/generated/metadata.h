@@ -13,6 +13,7 @@ constexpr int64_t kMetadataSchema = 1, kEngineSchema = 1;
 constexpr std::string_view kPrefix = "capsedge.";  // of the names of all properties
 constexpr char kInputsKey[] = "capsedge_inputs";  // what a file states of its inputs
 constexpr int32_t kLeastSide = 3;  // of an image with a typical input, in pixels
+constexpr double kConfident = 0.5;  // a score from which a class applies
 
 // Names of a graph's outputs.
 constexpr char kLengths[] = "lengths";
@@ -69,11 +70,13 @@ constexpr const auto& words_of(Plugin) { return kPluginWords; }
 enum class Kind { kString, kInteger, kArray, kObject };
 
 // A property of a file. Required: it may not be missing. Nullable: it may be null. `most`: bytes of its text.
+// `text`: the default of a string.
 struct Property {
   const char* name;
   Kind kind;
   bool required, nullable;
   int64_t most;
+  const char* text = "";
 };
 constexpr Property kProperties[] = {
     {"architecture", Kind::kString, true, false, limits::kMetadataBytes},
@@ -82,10 +85,10 @@ constexpr Property kProperties[] = {
     {"iterations", Kind::kInteger, true, false, limits::kMetadataBytes},
     {"class_names", Kind::kArray, true, false, limits::kMetadataBytes},
     {"preprocessing", Kind::kObject, true, true, limits::kMetadataBytes},
-    {"task", Kind::kString, false, false, limits::kMetadataBytes},
-    {"precision", Kind::kString, false, false, limits::kMetadataBytes},
+    {"task", Kind::kString, false, false, limits::kMetadataBytes, "single-label"},
+    {"precision", Kind::kString, false, false, limits::kMetadataBytes, "fp32"},
     {"calibration", Kind::kObject, false, false, limits::kMetadataBytes},
-    {"checkpoint_sha256", Kind::kString, false, false, limits::kMetadataBytes},
+    {"checkpoint_sha256", Kind::kString, false, false, limits::kMetadataBytes, ""},
     {"parity", Kind::kObject, false, false, limits::kMetadataBytes},
     {"outputs", Kind::kObject, false, true, limits::kMetadataBytes},
     {"origin", Kind::kObject, false, true, limits::kMetadataBytes},
@@ -94,6 +97,15 @@ constexpr Property kProperties[] = {
     {"trace", Kind::kObject, false, true, limits::kTraceBytes},
     {"chosen_scores", Kind::kObject, false, true, limits::kMetadataBytes},
 };
+
+// Defaults of the members of `preprocessing`.
+constexpr double kDefaultScale = 0.00392156862745098;
+constexpr double kDefaultMean[] = {0.0};
+constexpr double kDefaultStd[] = {1.0};
+constexpr Resize kDefaultResize = Resize::kStretch;
+constexpr PerImage kDefaultPerImage = PerImage::kNothing;
+constexpr Layout kDefaultLayout = Layout::kNchw;
+constexpr Order kDefaultOrder = Order::kRgb;
 
 // Names of the members of objects.
 constexpr std::string_view kPreprocessingMembers[] = {
@@ -117,6 +129,7 @@ constexpr std::string_view kEngineMembers[] = {
     "layers", "batch", "source", "source_sha256", "metadata", "command", "products", "target",
     "compute_capabilities",
 };
+constexpr std::string_view kInputMembers[] = {"entries", "longest"};
 constexpr std::string_view kMachineMembers[] = {
     "tensorrt", "cuda", "gpu", "compute_capability", "architecture", "multiprocessors", "power_mode",
 };

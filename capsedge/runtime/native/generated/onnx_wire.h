@@ -2,13 +2,43 @@
 // The messages of ONNX: capsedge/spec/onnx_wire.py says what it means.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <string_view>
 
 namespace capsedge::spec {
 
 constexpr char kDomain[] = "capsedge";  // of the operators
 // Domains of operators that run.
 constexpr const char* kDomains[] = {"", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc", "capsedge"};
+
+struct ElementType {
+  int32_t number;
+  const char* name;
+  size_t bytes;
+};
+// Those that capsedge.h has.
+constexpr ElementType kElementTypes[] = {
+    {1, "float32", 4},
+    {2, "uint8", 1},
+    {3, "int8", 1},
+    {4, "uint16", 2},
+    {5, "int16", 2},
+    {6, "int32", 4},
+    {7, "int64", 8},
+    {9, "bool", 1},
+    {10, "float16", 2},
+    {11, "float64", 8},
+    {12, "uint32", 4},
+    {13, "uint64", 8},
+};
+
+// A node that holds or names code compiled for a device.
+constexpr char kCompiled[] = "EPContext";
+// Bytes 4 to 8 of a file in ONNX Runtime's own format.
+constexpr std::string_view kOrtFormat = "ORTM";
+// Operators that keep all elements and their order.
+constexpr std::string_view kViews[] = {"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"};
 
 constexpr char kOnnxWire[] = R"(
 ModelProto 1 int64, 2 string, 3 string, 4 string, 5 int64, 6 string, 7 GraphProto,

@@ -58,6 +58,20 @@ std::string InputShapes::wrong(const ShapeView* inputs, size_t count) const {
   return "";
 }
 
+bool InputShapes::plugin_lacks(const ShapeView* inputs, size_t count) const {
+  Sizes sizes;
+  sizes.fill(-1);
+  for (size_t input = 0; input < count; ++input) fits(input, inputs[input], sizes);
+  for (size_t input = 0; input < count; ++input) {
+    const Parameter& parameter = spec_.inputs[input];
+    if (parameter.per_image) return true;
+    for (size_t axis = 0; axis < parameter.shape.size(); ++axis)
+      if (parameter.body_ones >> axis & 1 && inputs[input].sizes[axis] == 1 && sizes[numbers_[input][axis]] != 1)
+        return true;
+  }
+  return false;
+}
+
 bool InputShapes::fits(size_t input, ShapeView found, Sizes& sizes) const {
   const Parameter& parameter = spec_.inputs[input];
   const size_t first = is_open(parameter) ? 1 : 0, named = parameter.shape.size() - first;

@@ -27,6 +27,9 @@ class InputShapes {
   // Only the batch may be zero. Window positions (H', W') are not checked, since they follow from attributes.
   std::string wrong(const ShapeView* inputs, size_t count) const;
 
+  // Whether the TensorRT plugins lack such inputs, whose shapes are right: see Parameter.
+  bool plugin_lacks(const ShapeView* inputs, size_t count) const;
+
  private:
   static constexpr size_t kMostNames = kMostInputs * kMostDimensions;
   static constexpr size_t kBatchNumber = 0;

@@ -42,6 +42,10 @@ struct Parameter {
   // The names of its dimensions: the same name means the same size, and ... any dimensions.
   FixedList<const char*, kMostDimensions> shape;
   unsigned ones = 0;  // a bit for every dimension that may be 1 instead: the same for all
+  // What the TensorRT plugins lack, so that a node runs as its function body there: inputs that change the couplings of
+  // single images, and dimensions of 1 that are larger in the other inputs, a bit for each.
+  bool per_image = false;
+  unsigned body_ones = 0;
 
   constexpr bool may_be_one(size_t axis) const { return ones >> axis & 1; }
 };
@@ -52,7 +56,8 @@ struct AttributeSpec {
   const char* name = nullptr;
   AttributeType type = AttributeType::kInt;
   bool required = false;
-  bool flag = false;  // whether it is 0 or 1
+  bool flag = false;      // whether it is 0 or 1
+  bool positive = false;  // whether it, or each of its numbers, is above zero
   // The default: one integer, several, or a number.
   FixedList<int64_t, kMostIntegers> integers;
   float number = 0;

@@ -19,6 +19,8 @@ std::string array_of(const List& list, Write&& write) {
 // Names in the table need no escapes.
 std::string quoted(const std::string& text) { return "\"" + text + "\""; }
 
+std::string text_of(bool truth) { return truth ? "true" : "false"; }
+
 // The fewest digits that read back as the same float, whatever the program's locale.
 std::string text_of(float number) {
   for (int digits = 1;; ++digits) {
@@ -53,20 +55,21 @@ std::string type_of(AttributeType type) {
 
 std::string json_of(const Parameter& p) {
   return "{\"name\":" + quoted(p.name) + ",\"type\":" + quoted(std::string(1, p.type)) +
-         ",\"optional\":" + (p.optional ? "true" : "false") + ",\"shape\":" +
-         array_of(p.shape, [](const char* name) { return quoted(name); }) + "}";
+         ",\"optional\":" + text_of(p.optional) + ",\"shape\":" +
+         array_of(p.shape, [](const char* name) { return quoted(name); }) + ",\"ones\":" + std::to_string(p.ones) +
+         ",\"per_image\":" + text_of(p.per_image) + ",\"body_ones\":" + std::to_string(p.body_ones) + "}";
 }
 
 std::string json_of(const AttributeSpec& a) {
   return "{\"name\":" + quoted(a.name) + ",\"type\":" + quoted(type_of(a.type)) + ",\"default\":" + default_of(a) +
-         ",\"flag\":" + (a.flag ? "true}" : "false}");
+         ",\"flag\":" + text_of(a.flag) + ",\"positive\":" + text_of(a.positive) + "}";
 }
 
 std::string json_of(const OperatorSpec& o) {
   const auto item = [](const auto& x) { return json_of(x); };
   return "{\"name\":" + quoted(o.name) + ",\"inputs\":" + array_of(o.inputs, item) + ",\"outputs\":" +
          array_of(o.outputs, item) + ",\"attributes\":" + array_of(o.attributes, item) +
-         ",\"plugin\":" + (o.plugin ? "true" : "false") + ",\"quantizes\":" + (o.quantizes ? quoted(o.quantizes) : "null") + "}";
+         ",\"plugin\":" + text_of(o.plugin) + ",\"quantizes\":" + (o.quantizes ? quoted(o.quantizes) : "null") + "}";
 }
 
 }  // namespace

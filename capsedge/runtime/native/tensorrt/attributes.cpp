@@ -1,5 +1,6 @@
 #include "attributes.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -15,7 +16,7 @@ using nvinfer1::PluginFieldType;
 // Not an attribute of the operator: the multiprocessors of the GPU that the engine was built on. They determine its
 // workspace and the order of its sums, whatever power mode it runs in. If missing: those of this GPU. 0: built without
 // a GPU, for any GPU; its workspace suffices for all.
-static constexpr AttributeSpec kMultiprocessors = {"multiprocessors", AttributeType::kInt, false, false, {0}, 0};
+static constexpr AttributeSpec kMultiprocessors = {"multiprocessors", AttributeType::kInt, false, false, false, {0}, 0};
 static PluginFieldType field_type(const AttributeSpec& a) {
   return a.is_integer() ? PluginFieldType::kINT32 : PluginFieldType::kFLOAT32;
 }
@@ -54,14 +55,18 @@ static std::string check(OperatorId op, const Values& values) {
     const std::string name = known[k].name;
     for (const float value : values.floats[k])
       if (!std::isfinite(value)) return "attribute '" + name + "' is not a finite number";
-    if (name == "epsilon" && !(values.floats[k][0] > 0)) return "attribute 'epsilon' is not positive";
+    if (known[k].is_list() && known[k].is_integer() && values.integers[k].size() != known[k].integers.size())
+      return "attribute '" + name + "': wanted " + std::to_string(known[k].integers.size()) + " numbers";
     if (name == "iterations" && (values.integers[k][0] < 1 || values.integers[k][0] > CAPSEDGE_CUDA_MAX_ITERATIONS))
       return "attribute 'iterations' is " + std::to_string(values.integers[k][0]) + ": wanted 1 to " + std::to_string(CAPSEDGE_CUDA_MAX_ITERATIONS);
     if (is_of_the_gpu(known[k]) && values.integers[k][0] == CAPSEDGE_CUDA_OLD_DRIVER)
       return "the driver is too old for the CUDA that this plugin library was compiled with: compile it with the driver's";
     if (is_of_the_gpu(known[k]) && values.integers[k][0] < 0) return "attribute 'multiprocessors' is negative";
-    if (name == "strides" && (values.integers[k].size() != 2 || values.integers[k][0] < 1 || values.integers[k][1] < 1))
-      return "attribute 'strides': wanted two numbers of 1 or more";
+    const auto above_zero = [](auto value) { return value > 0; };
+    if (known[k].positive &&
+        !(std::all_of(values.integers[k].begin(), values.integers[k].end(), above_zero) &&
+          std::all_of(values.floats[k].begin(), values.floats[k].end(), above_zero)))
+      return "attribute '" + name + "' is not positive";
     if (known[k].flag && values.integers[k][0] != 0 && values.integers[k][0] != 1)
       return "attribute '" + name + "': wanted 0 or 1";
   }

@@ -14,8 +14,6 @@ using namespace places;
 
 namespace {
 
-constexpr char kBody[] = "the plugin lacks such inputs: build with the function body, as capsedge build does";
-
 int64_t side_of(int64_t size) {
   const int64_t side = std::llround(std::sqrt(static_cast<double>(size)));
   return side * side == size ? side : 0;
@@ -49,17 +47,15 @@ std::string Plugin::layer_of(const Dims* dims, int32_t inputs, DataType type, ca
   std::string why = check_count(inputs);
   if (!why.empty()) return why;
   layer = blank_layer(type);
-  const bool dynamic = op_ == OperatorId::kDynamicRouting;
-  if ((dynamic && inputs > DynamicRouting::kImagePrior) ||
-      (op_ == OperatorId::kVoteRouting && inputs > VoteRouting::kImagePrior))
-    return kBody;
   std::array<ShapeView, kMostInputs> shapes;
   for (int32_t k = 0; k < inputs; ++k)
     shapes[static_cast<size_t>(k)] = {dims[k].d, static_cast<size_t>(std::max(dims[k].nbDims, 0))};
   why = input_shapes_.wrong(shapes.data(), static_cast<size_t>(inputs));
   if (why.empty() && dims[0].d[0] > INT32_MAX) why = "a batch of " + std::to_string(dims[0].d[0]);
   if (!why.empty()) return why;
-  if (dynamic) return set_dynamic(dims, inputs, layer);
+  if (input_shapes_.plugin_lacks(shapes.data(), static_cast<size_t>(inputs)))
+    return "the plugin lacks such inputs: build with the function body, as capsedge build does";
+  if (op_ == OperatorId::kDynamicRouting) return set_dynamic(dims, inputs, layer);
   if (op_ == OperatorId::kVoteRouting) return set_votes(dims, layer);
   if (op_ == OperatorId::kSelfAttentionRouting) return set_self_attention(dims, layer);
   why = set_windows(dims, layer);
@@ -69,7 +65,6 @@ std::string Plugin::layer_of(const Dims* dims, int32_t inputs, DataType type, ca
 
 std::string Plugin::set_dynamic(const Dims* dims, int32_t inputs, capsedge_cuda_routing& layer) const {
   const Dims &u = dims[DynamicRouting::kU], &weight = dims[DynamicRouting::kWeight];
-  if (dims[DynamicRouting::kLogPrior].d[0] != u.d[1]) return kBody;
   layer.operation = CAPSEDGE_CUDA_DYNAMIC;
   set_capsules(u, weight, layer);
   layer.one_weight = weight.d[0] < u.d[1];
@@ -79,8 +74,7 @@ std::string Plugin::set_dynamic(const Dims* dims, int32_t inputs, capsedge_cuda_
 }
 
 std::string Plugin::set_votes(const Dims* dims, capsedge_cuda_routing& layer) const {
-  const Dims &votes = dims[VoteRouting::kVotes], &prior = dims[VoteRouting::kLogPrior];
-  if (prior.d[0] != votes.d[1] || prior.d[1] != votes.d[2]) return kBody;
+  const Dims& votes = dims[VoteRouting::kVotes];
   layer.operation = CAPSEDGE_CUDA_VOTES;
   layer.images = narrow(votes.d[0]);
   layer.types = narrow(votes.d[1]);

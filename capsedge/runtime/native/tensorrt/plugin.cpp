@@ -163,6 +163,19 @@ const IDimensionExpr* Plugin::dimension(std::string_view name, const DimsExprs* 
   return nullptr;
 }
 
+// Their inputs and outputs are all float, or all float16.
+constexpr bool plugins_have_one_type() {
+  for (const OperatorSpec& spec : kOperators) {
+    if (!spec.plugin) continue;
+    for (const Parameter& input : spec.inputs)
+      if (input.type != 'T') return false;
+    for (const Parameter& output : spec.outputs)
+      if (output.type != 'T') return false;
+  }
+  return true;
+}
+static_assert(plugins_have_one_type(), "supportsFormatCombination takes one type for all");
+
 bool Plugin::supportsFormatCombination(int32_t position, const DynamicPluginTensorDesc* all, int32_t inputs,
                                        int32_t outputs) noexcept {
   if (!check_count(inputs).empty() || outputs != getNbOutputs() || position >= inputs + outputs) return false;
@@ -196,11 +209,12 @@ size_t Plugin::getWorkspaceSize(const DynamicPluginTensorDesc* in, int32_t input
 
 int32_t Plugin::onShapeChange(const PluginTensorDesc* in, int32_t inputs, const PluginTensorDesc*, int32_t) noexcept {
   try {
-    Dims dims[8];
-    for (int32_t k = 0; k < std::min(inputs, 8); ++k) dims[k] = in[k].dims;
-    const std::string why = check(dims, inputs, in[0].type);
+    std::vector<Dims> dims;
+    for (int32_t k = 0; k < inputs; ++k) dims.push_back(in[k].dims);
+    const std::string why = check(dims.data(), inputs, in[0].type);
+    if (!why.empty()) return refuse(why);
     inputs_ = inputs;
-    return why.empty() ? 0 : refuse(why);
+    return 0;
   } catch (...) {
     return 1;
   }
@@ -220,7 +234,7 @@ int32_t Plugin::enqueue(const PluginTensorDesc* in_desc, const PluginTensorDesc*
                                               type_of(in_desc[0].type), stream, error, sizeof error);
       return failed ? refuse(error) : 0;
     }
-    Dims dims[8];
+    Dims dims[kMostInputs];
     for (int32_t k = 0; k < inputs_; ++k) dims[k] = in_desc[k].dims;
     capsedge_cuda_routing layer;
     const std::string why = layer_of(dims, inputs_, in_desc[0].type, layer);

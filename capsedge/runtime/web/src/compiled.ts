@@ -4,6 +4,7 @@ import { integer, list, mapping, nullable, object, pair, string } from "./decode
 import { describe } from "./description.js";
 import type { Computed, Runnable } from "./engine.js";
 import { CapsedgeError, Malformed, messageOf } from "./errors.js";
+import { COMPILED_SCHEMA, WASM_KIND, WASM_SECTION } from "./generated/metadata.js";
 import { DOMAIN } from "./generated/spec.js";
 import type { Port } from "./graph.js";
 import { parseJson } from "./json.js";
@@ -15,9 +16,6 @@ import { readSource, type Source } from "./source.js";
 import { short } from "./text.js";
 import type { FloatArray } from "./tensors.js";
 
-const SECTION = "capsedge";
-const WRITTEN = "capsedge-wasm"; // by `capsedge build --target wasm`
-const SCHEMA = 1;
 const MAGIC = [0, 0x61, 0x73, 0x6d]; // "\0asm"
 const AGAIN = "Build it again with `capsedge build --target wasm`.";
 
@@ -93,12 +91,12 @@ const OUTPUT = object({ name: string, field: string, shape: sizes, meaning: stri
 const RECONSTRUCTION = object({ capsules: pair(integer), picture: sizes });
 
 function described(module: WebAssembly.Module) {
-  const [section] = WebAssembly.Module.customSections(module, SECTION);
+  const [section] = WebAssembly.Module.customSections(module, WASM_SECTION);
   if (!section || WebAssembly.Module.imports(module).length) throw notCompiled("it is another program");
   try {
     const all = parseJson(new TextDecoder("utf-8", { fatal: true }).decode(section));
-    if (!(all instanceof Map) || all.get("kind") !== WRITTEN) throw new Malformed("it has another kind");
-    if (all.get("schema") !== BigInt(SCHEMA)) throw new Malformed("another version of capsedge wrote it");
+    if (!(all instanceof Map) || all.get("kind") !== WASM_KIND) throw new Malformed("it has another kind");
+    if (all.get("schema") !== BigInt(COMPILED_SCHEMA)) throw new Malformed("another version of capsedge wrote it");
     const field = (name: string) => all.get(name) ?? null;
     const shaped = field("input");
     return {

@@ -8,8 +8,9 @@ import { CASTS, type FloatArray } from "./tensors.js";
 
 /** The module `onnxruntime-web`, or one of its variants such as `onnxruntime-web/wasm`. */
 export type Runtime = typeof import("onnxruntime-web");
+export const PROVIDERS = ["wasm", "webgpu"] as const;
 /** What runs a model: WebAssembly on the CPU, or WebGPU. */
-export type Provider = "wasm" | "webgpu";
+export type Provider = (typeof PROVIDERS)[number];
 
 const FATAL = 4; // ONNX Runtime's messages reach the caller as errors, not on the console
 const MESSAGE = 300; // maximum number of characters passed on from its messages

@@ -1,5 +1,7 @@
 /** Recognize files that are not ONNX models by their first bytes: formats that are often mistaken for it. */
 
+import { ORT_FORMAT } from "./generated/spec.js";
+
 const EXPORT = "Export the network with `capsedge export`, and load the ONNX file.";
 const AGAIN = "The download failed; get the file itself.";
 
@@ -19,7 +21,6 @@ const STARTS: readonly (readonly [start: string, name: string, hint: string])[] 
   ["{", "a JSON file", "Load the ONNX file that it describes."],
 ];
 const TFLITE = "TFL3"; // bytes 4 to 8
-const ORT = "ORTM";
 const HEAD = 32;
 
 /** The name of a file's format, and what to do with it; null if the format is unknown. */
@@ -27,7 +28,7 @@ export function identify(data: Uint8Array): { name: string; hint: string } | nul
   const head = String.fromCharCode(...data.subarray(0, HEAD));
   const start = STARTS.find(([first]) => head.toLowerCase().startsWith(first.toLowerCase()));
   if (start) return { name: start[1], hint: start[2] };
-  if (head.slice(4, 8) === ORT)
+  if (head.slice(4, 8) === ORT_FORMAT)
     return { name: "a model in ONNX Runtime's own format", hint: "Load the ONNX file that it was made from." };
   if (head.slice(4, 8) === TFLITE) return { name: "a LiteRT model", hint: "Load an ONNX file." };
   // A safetensors file begins with the length of its JSON header, in 64 bits.

@@ -22,6 +22,7 @@ import {
   SHAPE_DIMENSION,
   DIMENSION_SIZE,
   ELEMENT_TYPE,
+  ELEMENT_TYPES,
   ATTRIBUTE_GRAPH,
   ATTRIBUTE_GRAPHS,
 } from "./generated/spec.js";
@@ -30,23 +31,6 @@ import { short } from "./text.js";
 import { BYTES, Wire, type Field } from "./wire.js";
 
 const HOLDS_GRAPHS: readonly number[] = [ATTRIBUTE_GRAPH, ATTRIBUTE_GRAPHS];
-
-// TensorProto.DataType, by the names of ONNX Runtime's tensors, with the bytes of an element.
-const TYPES: Record<number, [name: string, bytes: number]> = {
-  1: ["float32", 4],
-  2: ["uint8", 1],
-  3: ["int8", 1],
-  4: ["uint16", 2],
-  5: ["int16", 2],
-  6: ["int32", 4],
-  7: ["int64", 8],
-  8: ["string", 1],
-  9: ["bool", 1],
-  10: ["float16", 2],
-  11: ["float64", 8],
-  12: ["uint32", 4],
-  13: ["uint64", 8],
-};
 
 /** The position of a piece of the file. */
 export interface Span {
@@ -148,7 +132,7 @@ export class Graph extends Wire {
 
   private readTensorType(tensor: Span, port: Port): void {
     for (const field of this.fields(tensor.start, tensor.end)) {
-      if (field.number === ELEMENT_TYPE) [port.type, port.width] = TYPES[field.value] ?? ["", 1];
+      if (field.number === ELEMENT_TYPE) [port.type, port.width] = ELEMENT_TYPES[field.value] ?? ["", 1];
       else if (field.number === TENSOR_SHAPE) {
         for (const dimension of this.within(field, SHAPE_DIMENSION)) port.shape.push(this.size(dimension));
         if (port.shape.length > DIMENSIONS)

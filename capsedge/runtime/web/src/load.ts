@@ -2,8 +2,9 @@
 import { outputRoles, shapeText } from "./outputs.js";
 import { Decoder } from "./decoder.js";
 import { describe } from "./description.js";
-import { open, useThreads, type Provider, type Runtime } from "./engine.js";
+import { open, PROVIDERS, useThreads, type Provider, type Runtime } from "./engine.js";
 import { CapsedgeError, Malformed, messageOf } from "./errors.js";
+import { RUN_THREADS } from "./generated/spec.js";
 import { Graph } from "./graph.js";
 import { limitsOf, type Limits } from "./limits.js";
 import { readMetadata, type Metadata } from "./metadata.js";
@@ -21,9 +22,6 @@ export interface LoadOptions {
   /** Smaller limits than `LIMITS`. */
   limits?: Partial<Limits>;
 }
-
-const PROVIDERS = ["wasm", "webgpu"];
-const MOST_THREADS = 1024;
 
 /**
  * Load a model that capsedge exported.
@@ -115,15 +113,15 @@ function undescribed(metadata: Metadata | null, shape: readonly (number | null)[
 }
 
 function checkOptions(providers: readonly string[], threads: number | undefined): void {
-  const unknown = providers.find((each) => !PROVIDERS.includes(each));
+  const unknown = providers.find((each) => !PROVIDERS.some((known) => known === each));
   if (unknown !== undefined || !providers.length) {
     throw new CapsedgeError("input", `The provider is ${unknown ?? "missing"}.`, `Known: ${PROVIDERS.join(", ")}.`);
   }
-  if (threads !== undefined && !(Number.isInteger(threads) && threads >= 1 && threads <= MOST_THREADS)) {
+  if (threads !== undefined && !(Number.isInteger(threads) && threads >= 1 && threads <= RUN_THREADS)) {
     throw new CapsedgeError(
       "input",
       `threads is ${threads}.`,
-      `It is a whole number from 1 to ${MOST_THREADS}; leave it out for a default.`,
+      `It is a whole number from 1 to ${RUN_THREADS}; leave it out for a default.`,
     );
   }
 }

@@ -3,7 +3,15 @@ import { integer } from "./decode.js";
 import { CapsedgeError, Malformed } from "./errors.js";
 import { parseJson, type Json } from "./json.js";
 import { LEAST_SIDE, metadataFields, outputsFields, PREFIX, SCHEMA, TEXT_LIMITS } from "./generated/metadata.js";
-import { NAME_CHARACTERS, SCORE_KIND_WORDS, TASK_WORDS, WIDTH, type ScoreKind, type Task } from "./generated/spec.js";
+import {
+  NAME_CHARACTERS,
+  RUN_TENSORS,
+  SCORE_KIND_WORDS,
+  TASK_WORDS,
+  WIDTH,
+  type ScoreKind,
+  type Task,
+} from "./generated/spec.js";
 import type { Limits } from "./limits.js";
 import { oneOf, checkedPreprocessing, type Preprocessing } from "./preprocessing.js";
 import {
@@ -149,6 +157,7 @@ function declaredOutputs(found: Outputs | null, task: Task, classNames: readonly
   if (new Set(named).size < named.length || o.values.includes("")) {
     throw new Malformed("an output is named twice, or has no name");
   }
+  if (o.values.length > RUN_TENSORS) throw new Malformed(`the values are in over ${RUN_TENSORS} outputs`, true);
   if (o.names.length > WIDTH) throw new Malformed(`there are over ${WIDTH} values`, true);
   checkNames([...o.names, ...o.units], "a name or unit");
   return { ...o, kind: task === "regression" ? "" : oneOf(SCORE_KIND_WORDS, o.kind, "kind of scores") };

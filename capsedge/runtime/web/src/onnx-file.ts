@@ -27,13 +27,12 @@ import {
   ENTRY_VALUE,
   DOMAIN,
   DOMAINS,
+  COMPILED,
+  ORT_FORMAT,
 } from "./generated/spec.js";
 import type { Limits } from "./limits.js";
 import { grouped, printable, short } from "./text.js";
 import { MODEL, Wire, isNarrow, type Field, type FieldType, type MessageType } from "./wire.js";
-
-const COMPILED = "EPContext"; // a node that contains or names the output of a device's compiler
-const ORT_FORMAT = [0x4f, 0x52, 0x54, 0x4d]; // "ORTM" in bytes 4 to 8: ONNX Runtime's own format
 
 /** An operator or a function: domain (empty for `ai.onnx`), type, and the overload if it is capsedge's. */
 export interface Operator {
@@ -173,7 +172,7 @@ class Walker extends Wire {
   }
 
   model(): OnnxSummary {
-    if (ORT_FORMAT.every((byte, k) => this.data[4 + k] === byte)) {
+    if (String.fromCharCode(...this.data.subarray(4, 8)) === ORT_FORMAT) {
       throw new Malformed("it is also a file of ONNX Runtime's own format");
     }
     const found = this.walk(MODEL, 0, this.data.length, 0);

@@ -1,6 +1,7 @@
 /** A loaded model: predicting with it, and decoding poses. */
 import type { OutputRoles } from "./outputs.js";
 import { noDecoder, type PoseDecoder } from "./decoder.js";
+import { CONFIDENT } from "./generated/metadata.js";
 import { INPUT_MAGNITUDE } from "./generated/spec.js";
 import type { Description } from "./description.js";
 import type { Provider, Runnable } from "./engine.js";
@@ -18,7 +19,6 @@ import { grouped } from "./text.js";
 import type { FloatArray } from "./tensors.js";
 import { checkTrace, ofImage, tracedLayers, tracedOutputs, type TracedLayer } from "./trace.js";
 
-const DEFAULT_THRESHOLD = 0.5; // for several labels: midway between the margins 0.1 and 0.9 (Sabour et al. 2017, eq. 4)
 const SLACK = 1e-3; // share of the declared range that is allowed for rounding, and for interpolation that overshoots
 
 export interface PrepareOptions {
@@ -187,7 +187,7 @@ export class Session {
       throw new CapsedgeError("input", `threshold is ${threshold}.`, "Scores go from 0 to 1.");
     }
     if (top === undefined && threshold === undefined) {
-      return task === "multi-label" ? { top: null, threshold: DEFAULT_THRESHOLD } : { top: 1, threshold: null };
+      return task === "multi-label" ? { top: null, threshold: CONFIDENT } : { top: 1, threshold: null };
     }
     if (task === "regression")
       throw new CapsedgeError(

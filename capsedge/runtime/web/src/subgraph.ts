@@ -2,6 +2,8 @@
 import { Malformed } from "./errors.js";
 import type { Graph, GraphNode, Span } from "./graph.js";
 import {
+  DECODER_VIEWS,
+  VIEWS,
   MODEL_GRAPH,
   MODEL_METADATA,
   GRAPH_NODE,
@@ -13,10 +15,6 @@ import {
   VALUE_TYPE,
 } from "./generated/spec.js";
 import { lengthDelimited } from "./wire.js";
-
-// They change neither the elements nor their order.
-const VIEWS = ["Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"];
-const MOST_VIEWS = 8; // from the output backwards
 
 /** The output cannot be computed from the value alone; the message says why. */
 export class SubgraphError extends Error {}
@@ -53,7 +51,7 @@ export function extractSubgraph(graph: Graph, start: string, end: string): Subgr
 function sameElements(graph: Graph, name: string): string[] {
   const chain = [name];
   let last = name;
-  for (let k = 0; k < MOST_VIEWS; k++) {
+  for (let k = 0; k < DECODER_VIEWS; k++) {
     const maker = graph.makers.get(last);
     const source = maker?.inputs[0];
     if (!maker || !VIEWS.includes(maker.type) || maker.domain || source === undefined) break;

@@ -1,6 +1,7 @@
 /** Whether there is anything to see in an image, and what to try: docs/reference/metadata.md ("Nothing to see"). */
 import type { Preprocessing } from "./preprocessing.js";
 import type { TypicalInput } from "./declared-fields.js";
+import { CONFIDENT } from "./generated/metadata.js";
 
 /** Five numbers of one prepared image, in float64. */
 export interface Measurements {
@@ -26,7 +27,6 @@ const REASONS = {
 } as const;
 type Name = keyof typeof REASONS;
 
-const CONFIDENT = 0.5; // between the margins 0.1 and 0.9 of the margin loss (Sabour et al. 2017, eq. 4)
 const INVERT = "mostly light, and the answer is not confident: try invert: true";
 const KEEP = "mostly light once inverted, and the answer is not confident: try without invert";
 

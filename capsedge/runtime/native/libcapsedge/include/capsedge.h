@@ -242,6 +242,7 @@ CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_property(capsedge_sessio
 
 /* ---- Tensors ---- */
 
+/* spec: limits and types */
 /* Limits of a tensor and of a run. */
 enum { CAPSEDGE_MAX_RANK = 8, CAPSEDGE_MAX_TENSORS = 64 };
 
@@ -261,6 +262,7 @@ typedef enum capsedge_type {
   CAPSEDGE_UINT32 = 12,
   CAPSEDGE_UINT64 = 13
 } capsedge_type;
+/* /spec */
 
 /* An input or output of a model. */
 typedef struct capsedge_port {

@@ -8,6 +8,7 @@
 #include "capsedge.h"
 #include "support/error.h"
 #include "failure.h"
+#include "generated/limits.h"
 #include "handles.h"
 #include "open.h"
 #include "prediction.h"
@@ -108,8 +109,8 @@ void write_result(T result, T* to, const char* name) {
 
 OpenOptions options_of(const capsedge_open_options* options) {
   const capsedge_open_options given = read_options(options, "capsedge_open_options");
-  if (given.threads < 0 || given.threads > 1024)
-    fail_usage("threads is " + std::to_string(given.threads) + ".", "It must be 1 to 1024, or 0 for one per core.");
+  if (given.threads < 0 || given.threads > limits::kRunThreads)
+    fail_usage("threads is " + std::to_string(given.threads) + ".", "It must be 1 to " + std::to_string(limits::kRunThreads) + ", or 0 for one per core.");
   if (given.ops < CAPSEDGE_OPS_AUTO || given.ops > CAPSEDGE_OPS_PORTABLE)
     fail_usage("ops is " + std::to_string(given.ops) + ".", "Expected: a capsedge_ops.");
   if (given.outputs != nullptr && given.output_count == 0) fail_usage("No output is left.", "output_count is 0.");
@@ -122,7 +123,8 @@ OpenOptions options_of(const capsedge_open_options* options) {
   for (size_t i = 0; given.outputs && i < given.output_count; ++i)
     read.outputs.emplace_back(required(given.outputs[i], "outputs"));
   read.device = given.device;
-  if (given.contexts > 1024) fail_usage("contexts is " + std::to_string(given.contexts) + ".", "It must be 1 to 1024, or 0 for 4.");
+  if (given.contexts > limits::kEngineCalls)
+    fail_usage("contexts is " + std::to_string(given.contexts) + ".", "It must be 1 to " + std::to_string(limits::kEngineCalls) + ", or 0 for 4.");
   read.contexts = given.contexts;
   return read;
 }

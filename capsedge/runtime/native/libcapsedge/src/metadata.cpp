@@ -63,14 +63,20 @@ void check_schema(const Texts& texts) {
                   "Export the model again, or install the capsedge that made it.");
 }
 
+// Null for a name that no property has.
+const spec::Property* property_of(std::string_view name) {
+  const auto* const end = std::end(spec::kProperties);
+  const auto* const found = std::find_if(std::begin(spec::kProperties), end, [&](const auto& p) { return name == p.name; });
+  return found == end ? nullptr : found;
+}
+
 // The values of the fields, each of its own kind. Fields that a file does not state are missing.
 Values values_of(const Texts& texts) {
   Values values;
   for (const auto& [name, text] : texts) {
     if (name == "schema") continue;
-    const auto* const property = std::find_if(std::begin(spec::kProperties), std::end(spec::kProperties),
-                                              [&name = name](const spec::Property& p) { return name == p.name; });
-    if (property == std::end(spec::kProperties)) throw JsonError("it has '" + name.substr(0, 80) + "', which this version does not know");
+    const spec::Property* const property = property_of(name);
+    if (property == nullptr) throw JsonError("it has '" + name.substr(0, 80) + "', which this version does not know");
     if (text.size() > static_cast<size_t>(property->most)) throw JsonError("'" + name + "' has over " + std::to_string(property->most >> 10) + " KiB");
     Json value = value_of(name, text, kind_of(*property), property->nullable);
     if (value.kind == Json::kNull && !property->required) continue;
@@ -97,9 +103,8 @@ int32_t side(const Json& value) {
 
 Preprocessing preprocessing_of(const Json& json) {
   Preprocessing p;
-  p.scale = 1.0 / 255.0;
-  p.mean = {0.0};
-  p.std = {1.0};
+  p.mean.assign(std::begin(spec::kDefaultMean), std::end(spec::kDefaultMean));
+  p.std.assign(std::begin(spec::kDefaultStd), std::end(spec::kDefaultStd));
   bool sides[3] = {};
   // An unknown field could change the results, so it is refused.
   for (const auto& [name, value] : json.members) {
@@ -158,6 +163,7 @@ void check_outputs(const DeclaredOutputs& o, const Metadata& m) {
     if (!one->empty()) all.push_back(*one);
   for (const std::string& name : all)
     if (name.empty() || !named.insert(name).second) throw JsonError("an output is named twice, or has no name");
+  if (o.values.size() > limits::kRunTensors) throw JsonError("the values are in over " + std::to_string(limits::kRunTensors) + " outputs");
   if (o.names.size() > limits::kWidth) throw JsonError("there are over " + std::to_string(limits::kWidth) + " values");
   for (const auto* list : {&o.names, &o.units})
     for (const std::string& text : *list)
@@ -174,17 +180,17 @@ std::optional<Metadata> read_metadata(const std::map<std::string, std::string>& 
     if (texts.empty()) return std::nullopt;
     check_schema(texts);
     const Values values = values_of(texts);
-    const auto text = [&](const char* name, const char* otherwise) {
+    const auto text = [&](const char* name) {
       const auto found = values.find(name);
-      return found == values.end() ? std::string(otherwise) : found->second.text;
+      return found == values.end() ? std::string(property_of(name)->text) : found->second.text;
     };
     const int64_t iterations = values.at("iterations").integer;
     if (iterations < INT32_MIN || iterations > INT32_MAX) throw JsonError("'iterations' is " + std::to_string(iterations));
-    m.architecture = text("architecture", "");
-    m.routing = text("routing", "");
+    m.architecture = text("architecture");
+    m.routing = text("routing");
     m.iterations = static_cast<int32_t>(iterations);
-    m.precision = text("precision", text_of(spec::Precision::kFp32));
-    m.task = known_word<spec::Task>(text("task", text_of(spec::Task::kSingleLabel)), "task");
+    m.precision = text("precision");
+    m.task = known_word<spec::Task>(text("task"), "task");
     for (const Json& name : values.at("class_names").items) m.class_names.push_back(name.string());
     if (m.class_names.size() > limits::kWidth) throw JsonError("there are over " + std::to_string(limits::kWidth) + " classes");
     for (const std::string& name : m.class_names)
@@ -221,10 +227,9 @@ std::map<std::string, InputBounds> read_input_bounds(const std::map<std::string,
   try {
     const Json json = parse_json(found->second);
     json.check(Json::kObject);
-    constexpr std::string_view known[] = {"entries", "longest"};
     for (const auto& [name, value] : json.members) {
       value.check(Json::kObject);
-      value.only(known);
+      value.only(spec::kInputMembers);
       InputBounds& bounds = stated[name];
       if (const Json* entries = value.find("entries"); entries != nullptr && entries->kind != Json::kNull) {
         bounds.entries = entries->whole();

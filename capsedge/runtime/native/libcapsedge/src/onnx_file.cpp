@@ -16,7 +16,6 @@ namespace {
 
 using namespace fields;
 
-constexpr char kCompiled[] = "EPContext";
 // Domains of supported operators: ONNX's, ONNX Runtime's, ours, and those of the file's own functions.
 
 enum Wire { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
@@ -133,7 +132,7 @@ class Walker {
   Walker(std::string_view data, OnnxFile& file) : data_(data), file_(file) {}
 
   void model() {
-    if (data_.substr(std::min<size_t>(4, data_.size()), 4) == "ORTM")
+    if (data_.substr(std::min<size_t>(4, data_.size()), 4) == spec::kOrtFormat)
       throw Malformed("it is also a file of ONNX Runtime's own format");
     const Found found = walk(model_message(), {0, data_.size()}, 0, Place::kModel);
     file_.producer = text(found, kModelProducer);
@@ -291,7 +290,7 @@ std::string_view other_format(std::string_view bytes) {
       {0, "\x80\x02\x8a\x0al\xfc\x9c"sv, "a PyTorch file from before version 1.6, or saved in that format"},
       {0, "\x89HDF\r\n"sv, "an HDF5 file, such as a Keras model (.h5)"},
       {4, "TFL3"sv, "a LiteRT (TensorFlow Lite) model"},
-      {4, "ORTM"sv, "a model in ONNX Runtime's own format (.ort)"},
+      {4, spec::kOrtFormat, "a model in ONNX Runtime's own format (.ort)"},
       {0, "ftrt"sv, "a TensorRT engine"},
       {0, "ptrt"sv, "a TensorRT engine"},
       {8, "{"sv, "a file of weights (safetensors)"},
@@ -341,8 +340,8 @@ void check_harmless(const OnnxFile& file, const std::string& name) {
                       "'. capsedge reads self-contained files only, so that a model never opens other files.",
                   "Save it as one file: `onnx.save(onnx.load(path), path, save_as_external_data=False)`.");
   for (const NodeType& node : file.operators)
-    if (node.second == kCompiled)
-      throw Failure(CAPSEDGE_ARTEFACT, name + " has " + kCompiled + " nodes.",
+    if (node.second == spec::kCompiled)
+      throw Failure(CAPSEDGE_ARTEFACT, name + " has " + spec::kCompiled + " nodes.",
                     "They hold or name code that was compiled for one device, which cannot be checked.",
                     "Use the ONNX file that they were compiled from.");
   if (!file.unnamed_inputs.empty())

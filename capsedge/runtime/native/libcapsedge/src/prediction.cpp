@@ -8,13 +8,13 @@
 #include "simd/dispatch.h"
 #include "failure.h"
 #include "generated/limits.h"
+#include "generated/metadata.h"
 
 namespace capsedge::libcapsedge {
 
 namespace {
 
 constexpr int64_t kChunk = 64;            // images per run of a model with a free batch; limits memory
-constexpr double kDefaultThreshold = 0.5;  // between the margins of the margin loss (Sabour et al. 2017, eq. 4)
 
 const Level& plain() { return *levels_here().front(); }
 
@@ -60,7 +60,7 @@ void Prediction::check_options(const OutputRoles& roles, PredictOptions& options
   if (options.top_k > 0 || options.use_threshold) return;
   if (roles.several) {
     options.use_threshold = true;
-    options.threshold = kDefaultThreshold;
+    options.threshold = spec::kConfident;
   } else {
     options.top_k = 1;
   }

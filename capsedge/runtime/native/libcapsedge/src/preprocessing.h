@@ -18,12 +18,12 @@ using spec::PerImage;
 
 struct Preprocessing {
   int32_t height = 0, width = 0, channels = 0;
-  double scale = 1.0 / 255.0;
+  double scale = spec::kDefaultScale;
   std::vector<double> mean, std;
-  Resize resize = Resize::kStretch;
-  PerImage per_image = PerImage::kNothing;
-  bool channels_last = false;
-  bool bgr = false;  // the input is blue, green, red; images are always red, green, blue
+  Resize resize = spec::kDefaultResize;
+  PerImage per_image = spec::kDefaultPerImage;
+  bool channels_last = spec::kDefaultLayout == spec::Layout::kNhwc;
+  bool bgr = spec::kDefaultOrder == spec::Order::kBgr;  // the input is blue, green, red; images are always red, green, blue
 
   int64_t values() const { return int64_t{height} * width * channels; }
   std::array<int64_t, 3> shape() const;  // of the input for one image

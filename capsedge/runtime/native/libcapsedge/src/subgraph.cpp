@@ -7,6 +7,7 @@
 #include <set>
 #include <vector>
 
+#include "generated/limits.h"
 #include "generated/onnx_wire.h"
 
 namespace capsedge::libcapsedge {
@@ -14,11 +15,6 @@ namespace capsedge::libcapsedge {
 namespace {
 
 using namespace fields;
-
-constexpr int kMostViews = 8;  // from the output back
-
-// They do not change the elements or their order.
-constexpr std::string_view kViews[] = {"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"};
 
 // A number at `at`, which moves past it. The file has been checked before, so failures here are impossible in theory.
 uint64_t varint(std::string_view bytes, size_t& at) {
@@ -90,10 +86,10 @@ class Graph {
   // The value, and those of which it is only a view in another shape or type, nearest first.
   std::vector<std::string> same_elements(const std::string& name) const {
     std::vector<std::string> chain = {name};
-    for (int k = 0; k < kMostViews; ++k) {
+    for (int64_t k = 0; k < limits::kDecoderViews; ++k) {
       const Node* const node = maker(chain.back());
       if (node == nullptr || !node->domain.empty() || node->inputs.empty()) break;
-      if (std::find(std::begin(kViews), std::end(kViews), node->type) == std::end(kViews)) break;
+      if (std::find(std::begin(spec::kViews), std::end(spec::kViews), node->type) == std::end(spec::kViews)) break;
       chain.push_back(node->inputs[0]);
     }
     return chain;

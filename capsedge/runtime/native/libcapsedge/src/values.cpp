@@ -1,33 +1,29 @@
+#include <algorithm>
+
 #include "backend.h"
+#include "generated/onnx_wire.h"
 
 namespace capsedge::libcapsedge {
 
+namespace {
+
+// Null for a type that the library does not pass on.
+const spec::ElementType* element_type(int32_t type) {
+  const auto* const end = std::end(spec::kElementTypes);
+  const auto* const found = std::find_if(std::begin(spec::kElementTypes), end, [&](const auto& t) { return t.number == type; });
+  return found == end ? nullptr : found;
+}
+
+}  // namespace
+
 size_t element_bytes(int32_t type) {
-  switch (type) {
-    case CAPSEDGE_UINT8: case CAPSEDGE_INT8: case CAPSEDGE_BOOL: return 1;
-    case CAPSEDGE_UINT16: case CAPSEDGE_INT16: case CAPSEDGE_FLOAT16: return 2;
-    case CAPSEDGE_FLOAT32: case CAPSEDGE_INT32: case CAPSEDGE_UINT32: return 4;
-    case CAPSEDGE_FLOAT64: case CAPSEDGE_INT64: case CAPSEDGE_UINT64: return 8;
-    default: return 0;
-  }
+  const spec::ElementType* const found = element_type(type);
+  return found ? found->bytes : 0;
 }
 
 const char* type_name(int32_t type) {
-  switch (type) {
-    case CAPSEDGE_FLOAT32: return "float32";
-    case CAPSEDGE_UINT8: return "uint8";
-    case CAPSEDGE_INT8: return "int8";
-    case CAPSEDGE_UINT16: return "uint16";
-    case CAPSEDGE_INT16: return "int16";
-    case CAPSEDGE_INT32: return "int32";
-    case CAPSEDGE_INT64: return "int64";
-    case CAPSEDGE_BOOL: return "bool";
-    case CAPSEDGE_FLOAT16: return "float16";
-    case CAPSEDGE_FLOAT64: return "float64";
-    case CAPSEDGE_UINT32: return "uint32";
-    case CAPSEDGE_UINT64: return "uint64";
-    default: return "unknown";
-  }
+  const spec::ElementType* const found = element_type(type);
+  return found ? found->name : "unknown";
 }
 
 std::string shape_text(const int64_t* shape, size_t rank) {

@@ -4,6 +4,10 @@ import { boolean, integer, list, mapping, nullable, object, pair, real, scalar, 
 export const PREFIX = "capsedge.";
 export const SCHEMA = 1;
 export const LEAST_SIDE = 3;
+export const CONFIDENT = 0.5; // a score from which a class applies
+export const WASM_KIND = "capsedge-wasm"; // of what `capsedge build --target wasm` writes
+export const WASM_SECTION = "capsedge"; // of the module: what it states about itself
+export const COMPILED_SCHEMA = 1;
 
 // Of those whose text has a limit of its own: which.
 export const TEXT_LIMITS = {

@@ -92,6 +92,7 @@ export const DIMENSIONS = 64;
 export const WIRE_DEPTH = 100;
 export const ENGINE_BYTES = 68_719_476_736;
 export const PLUGIN_BYTES = 1_073_741_824;
+export const RUN_TENSORS = 64;
 export const REQUEST_BYTES = 33_554_432;
 export const HEADER_BYTES = 65_536;
 export const HEADERS = 256;
@@ -102,6 +103,9 @@ export const CONCURRENT_MESSAGES = 4;
 export const REQUEST_SECONDS = 60;
 export const PIPELINED = 100;
 export const REQUESTS = 2048;
+export const RUN_THREADS = 1024;
+export const ENGINE_CALLS = 1024;
+export const DECODER_VIEWS = 8;
 export const MEMBERS = 64;
 export const OPTIMIZE_SECONDS = 900;
 export const OPTIMIZE_BYTES = 17_179_869_184;
@@ -201,6 +205,30 @@ export const DOMAINS: readonly string[] = [
   "com.microsoft.nchwc",
   "capsedge",
 ];
+
+/** Names of element types as ONNX Runtime has them, and bytes of an element. */
+export const ELEMENT_TYPES: Record<number, [name: string, bytes: number]> = {
+  1: ["float32", 4],
+  2: ["uint8", 1],
+  3: ["int8", 1],
+  4: ["uint16", 2],
+  5: ["int16", 2],
+  6: ["int32", 4],
+  7: ["int64", 8],
+  8: ["string", 1],
+  9: ["bool", 1],
+  10: ["float16", 2],
+  11: ["float64", 8],
+  12: ["uint32", 4],
+  13: ["uint64", 8],
+};
+
+/** A node that holds or names code compiled for a device. */
+export const COMPILED = "EPContext";
+/** Bytes 4 to 8 of a file in ONNX Runtime's own format. */
+export const ORT_FORMAT = "ORTM";
+/** Operators that keep all elements and their order. */
+export const VIEWS: readonly string[] = ["Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"];
 
 // Numbers of fields.
 export const MODEL_IR = 1;

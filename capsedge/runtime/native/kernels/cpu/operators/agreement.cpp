@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "generated/limits.h"
-
 namespace capsedge {
 
 Agreement::Agreement(const Attributes& attributes)
@@ -13,13 +11,9 @@ Agreement::Agreement(const Attributes& attributes)
       normalize(attributes.flag("normalize")),
       elementwise(attributes.flag("elementwise")),
       scale(attributes.number("agreement_scale")),
-      epsilon(attributes.positive("epsilon")) {
-  const char* name = attributes.spec().name;
-  const int64_t found = attributes.integer("iterations");
-  expect(found >= 1 && found <= limits::kIterations, name, "attribute 'iterations' is ", found, ": wanted 1 to ",
-         limits::kIterations);
-  iterations = static_cast<int>(found);
-  expect(!(leaky && over_children), name, "attributes 'leaky' and 'over_children' exclude each other");
+      epsilon(attributes.number("epsilon")) {
+  iterations = static_cast<int>(attributes.iterations());
+  expect(!(leaky && over_children), attributes.spec().name, "attributes 'leaky' and 'over_children' exclude each other");
 }
 
 Prior::Prior(const Tensor& tensor, const Level& level)

@@ -14,10 +14,10 @@ class AttentionRouting : public Operator {
  public:
   AttentionRouting(const Attributes& attributes, const Level& level)
       : Operator(attributes, level),
-        strides_(attributes.strides()),
+        strides_(attributes.integers("strides")),
         matrix_(attributes.flag("matrix_pose")),
         scale_(attributes.number("agreement_scale")),
-        epsilon_(attributes.positive("epsilon")) {}
+        epsilon_(attributes.number("epsilon")) {}
 
   std::vector<Shape> output_shapes(const std::vector<Shape>& in) const override {
     const Shape parents =
@@ -28,8 +28,8 @@ class AttentionRouting : public Operator {
     return {parents};
   }
 
-  void constant(size_t index, const Tensor& tensor) override {
-    if (index == kWeight && tensor.shape.size() == 6) weight_ = pack(tensor, window_layout(tensor.shape), level_, nullptr);
+  void keep(size_t index, const Tensor& tensor) override {
+    if (index == kWeight) weight_ = pack(tensor, window_layout(tensor.shape), level_, nullptr);
   }
 
   void run(const std::vector<Tensor>& in, const std::vector<Output>& results, const Threads& threads) const override {

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "generated/limits.h"
+
 namespace capsedge {
 
 namespace {
@@ -29,21 +31,22 @@ bool Attributes::flag(const char* name) const {
   return value == 1;
 }
 
-float Attributes::number(const char* name) const { return single(*this, name, spec_.attribute(name).number); }
-
-float Attributes::positive(const char* name) const {
-  const float value = number(name);
-  expect(value > 0, spec_.name, "attribute '", name, "' is ", value, ": wanted a number above zero");
+float Attributes::number(const char* name) const {
+  const AttributeSpec& wanted = spec_.attribute(name);
+  const float value = single(*this, name, wanted.number);
+  expect(value > 0 || !wanted.positive, spec_.name, "attribute '", name, "' is ", value, ": wanted a number above zero");
   return value;
 }
 
-std::vector<int64_t> Attributes::integers(const char* name, int64_t least, int64_t most) const {
+std::vector<int64_t> Attributes::integers(const char* name, int64_t most) const {
   const auto& otherwise = spec_.attribute(name).integers;
+  const int64_t least = spec_.attribute(name).positive ? 1 : 0;
   std::vector<int64_t> values;
   if (!source_.find(name, values)) return {otherwise.begin(), otherwise.end()};
   const bool fits = std::all_of(values.begin(), values.end(), [&](int64_t x) { return least <= x && x <= most; });
+  const std::string bound = most < std::numeric_limits<int64_t>::max() ? " (at most " + std::to_string(most) + ")" : "";
   expect(fits && values.size() == otherwise.size(), spec_.name, "attribute '", name, "' is ", values, ": wanted ",
-         static_cast<int64_t>(otherwise.size()), " numbers of ", least, " or more (at most ", most, ")");
+         static_cast<int64_t>(otherwise.size()), " numbers of ", least, " or more", bound);
   return values;
 }
 
@@ -54,13 +57,11 @@ std::vector<float> Attributes::numbers(const char* name) const {
   return values;
 }
 
-Shape Attributes::strides() const {
-  Shape values;
-  const auto& otherwise = spec_.attribute("strides").integers;
-  if (!source_.find("strides", values)) return {otherwise.begin(), otherwise.end()};
-  expect(values.size() == 2 && values[0] >= 1 && values[1] >= 1, spec_.name, "attribute 'strides' is ", values,
-         ": wanted two numbers of 1 or more");
-  return values;
+int64_t Attributes::iterations() const {
+  const int64_t found = integer("iterations");
+  expect(found >= 1 && found <= limits::kIterations, spec_.name, "attribute 'iterations' is ", found, ": wanted 1 to ",
+         limits::kIterations);
+  return found;
 }
 
 }  // namespace capsedge

@@ -1,6 +1,7 @@
 // The attributes of a node as an operator requests them: checked, with the defaults of the operators' table.
 #pragma once
 
+#include <limits>
 #include <vector>
 
 #include "operators.h"
@@ -27,11 +28,10 @@ class Attributes {
   int64_t integer(const char* name) const;
   bool flag(const char* name) const;  // 0 or 1
   float number(const char* name) const;
-  float positive(const char* name) const;
-  // As many integers as the default has, each from `least` to `most`.
-  std::vector<int64_t> integers(const char* name, int64_t least, int64_t most) const;
+  // As many integers as the default has, none of them negative.
+  std::vector<int64_t> integers(const char* name, int64_t most = std::numeric_limits<int64_t>::max()) const;
   std::vector<float> numbers(const char* name) const;  // at least one
-  Shape strides() const;
+  int64_t iterations() const;
 
  private:
   const OperatorSpec& spec_;

@@ -13,7 +13,6 @@ WeightLayout layout_of(const Shape& weight) {
 }  // namespace
 
 void DenseWeight::keep(const Tensor& weight, const Level& level) {
-  if (weight.shape.size() != 4) return;
   if (is_int8(weight)) {
     int8_.emplace(weight, layout_of(weight.shape), nullptr);
   } else {

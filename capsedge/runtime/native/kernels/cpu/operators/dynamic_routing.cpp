@@ -39,12 +39,12 @@ class DynamicRouting : public Operator {
     return {{in[kU][0], in[kWeight][1], in[kWeight][2]}};
   }
 
-  void constant(size_t index, const Tensor& tensor) override {
+  void keep(size_t index, const Tensor& tensor) override {
     if (index == kWeight) {
       weight_.keep(tensor, level_);
     } else if (index == kLogPrior) {
       prior_.emplace(tensor, level_);
-    } else if (index == kVoteBias && tensor.shape.size() == 3) {
+    } else if (index == kVoteBias) {
       vote_bias_.emplace(tensor, level_);
     }
   }

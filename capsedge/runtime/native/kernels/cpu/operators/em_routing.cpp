@@ -1,6 +1,5 @@
 #include <algorithm>
 
-#include "generated/limits.h"
 #include "operator.h"
 #include "simd/dispatch.h"
 #include "support/plan.h"
@@ -283,16 +282,14 @@ class EmRouting : public Operator {
   EmRouting(const Attributes& attributes, const Level& level)
       : Operator(attributes, level),
         paper_coordinates_(attributes.flag("coordinate_addition")),
-        settings_{attributes.strides(),
+        settings_{attributes.integers("strides"),
                   attributes.flag("shared"),
                   attributes.flag("normalize_activations"),
                   attributes.flag("ones_first"),
-                  attributes.positive("epsilon"),
+                  attributes.number("epsilon"),
                   attributes.numbers("inverse_temperatures")} {
     const auto count = static_cast<int64_t>(settings_.temperatures.size());
-    const int64_t iterations = attributes.integer("iterations");
-    expect(iterations <= limits::kIterations, name(), "attribute 'iterations' is ", iterations, ": wanted 1 to ",
-           limits::kIterations);
+    const int64_t iterations = attributes.iterations();
     expect(iterations == count, name(), "attribute 'iterations' is ", iterations, ", but there are ", count,
            " inverse temperatures: wanted one per iteration");
   }
@@ -315,9 +312,9 @@ class EmRouting : public Operator {
     return {{pose[0], grid.height, grid.width, weight[3], pose[4]}, {pose[0], grid.height, grid.width, weight[3]}};
   }
 
-  void constant(size_t index, const Tensor& tensor) override {
-    if (index == kWeight && tensor.shape.size() == 6) weight_ = packed(tensor, nullptr);
-    if (index == kCoordinates && tensor.shape.size() == 3) coordinates_.emplace(tensor, level_);
+  void keep(size_t index, const Tensor& tensor) override {
+    if (index == kWeight) weight_ = packed(tensor, nullptr);
+    if (index == kCoordinates) coordinates_.emplace(tensor, level_);
   }
 
   void run(const std::vector<Tensor>& in, const std::vector<Output>& results, const Threads& threads) const override {

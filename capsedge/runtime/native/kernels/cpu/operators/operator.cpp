@@ -50,6 +50,11 @@ std::vector<Shape> Operator::outputs(const std::vector<Shape>& inputs) const {
   return output_shapes(inputs);
 }
 
+void Operator::constant(size_t index, const Tensor& tensor) {
+  // outputs() says what is wrong with any other.
+  if (index < spec_.inputs.size() && tensor.shape.size() == spec_.inputs[index].shape.size()) keep(index, tensor);
+}
+
 std::unique_ptr<Operator> make_operator(const std::string& name, const AttributeSource& attributes,
                                         const Level& level) {
   const OperatorSpec* const spec = find_operator(name);

@@ -30,7 +30,7 @@ class Operator {
   std::vector<Shape> outputs(const std::vector<Shape>& inputs) const;
 
   // Input number `index` is the same in every run. Called before run, not during one.
-  virtual void constant(size_t index, const Tensor& tensor) = 0;
+  void constant(size_t index, const Tensor& tensor);
 
   // May be called from several threads at once. Outputs do not overlap inputs.
   virtual void run(const std::vector<Tensor>& inputs, const std::vector<Output>& outputs,
@@ -39,6 +39,8 @@ class Operator {
   const Level& level() const { return level_; }
 
  protected:
+  // Called with a tensor whose rank is that of the table.
+  virtual void keep(size_t /*index*/, const Tensor& /*tensor*/) {}
   // Called with inputs whose shapes agree with the table; omitted optional inputs are missing at the end.
   virtual std::vector<Shape> output_shapes(const std::vector<Shape>& inputs) const = 0;
   const char* name() const { return spec_.name; }

@@ -8,13 +8,11 @@ namespace {
 class PoseNormalization : public Operator {
  public:
   PoseNormalization(const Attributes& attributes, const Level& level)
-      : Operator(attributes, level), epsilon_(attributes.positive("epsilon")) {}
+      : Operator(attributes, level), epsilon_(attributes.number("epsilon")) {}
 
   std::vector<Shape> output_shapes(const std::vector<Shape>& in) const override {
     return {in[0]};
   }
-
-  void constant(size_t, const Tensor&) override {}
 
   void run(const std::vector<Tensor>& in, const std::vector<Output>& results, const Threads& threads) const override {
     const int64_t size = in[0].shape.back();

@@ -75,9 +75,9 @@ class QuantizedConv : public Operator {
  public:
   QuantizedConv(const Attributes& attributes, const Level& level)
       : Operator(attributes, level),
-        strides_(attributes.strides()),
-        dilations_(attributes.integers("dilations", 1, kMost)),
-        pads_(attributes.integers("pads", 0, kMost)) {}
+        strides_(attributes.integers("strides")),
+        dilations_(attributes.integers("dilations", kMost)),
+        pads_(attributes.integers("pads", kMost)) {}
 
   std::vector<Shape> output_shapes(const std::vector<Shape>& in) const override {
     const Shape& x = in[kX];
@@ -88,9 +88,9 @@ class QuantizedConv : public Operator {
     return {{x[0], weight[0], p.grid.height, p.grid.width}};
   }
 
-  void constant(size_t index, const Tensor& tensor) override {
+  void keep(size_t index, const Tensor& tensor) override {
     const Shape& shape = tensor.shape;
-    if (index != kWeight || shape.size() != 4) return;
+    if (index != kWeight) return;
     if (elements(shape) == 0 || elements({shape[1], shape[2], shape[3]}) > limits::kConvolutionProducts) return;  // outputs() says what is wrong
     expect_type(name(), "weight", tensor, Type::kInt8);
     packed_ = pack(tensor, nullptr);

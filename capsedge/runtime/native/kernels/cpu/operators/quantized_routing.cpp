@@ -1,6 +1,6 @@
 // Routing with INT8 weights: the float operator, given a weight that carries its scale.
 
-#include <cstring>
+#include <algorithm>
 #include <optional>
 
 #include "operator.h"
@@ -13,10 +13,13 @@ namespace {
 struct ScaleAxes {
   size_t parents, columns;
 };
-ScaleAxes scale_axes(const OperatorSpec& routing) {
-  // [I, J, Pout, Pin], or [Kh, Kw, C, M, K, L].
-  const bool dense = std::string_view(routing.inputs[0].name) == "u";
-  return dense ? ScaleAxes{1, 2} : ScaleAxes{3, 5};
+ScaleAxes scale_axes(const OperatorSpec& quantized, size_t weight_at) {
+  const auto& weight = quantized.inputs[weight_at].shape;
+  const auto& scale = quantized.inputs[weight_at + 1].shape;
+  const auto axis_of = [&](std::string_view name) {
+    return static_cast<size_t>(std::find(weight.begin(), weight.end(), name) - weight.begin());
+  };
+  return {axis_of(scale[0]), axis_of(scale[1])};
 }
 
 // Messages of the float operator begin with its name.
@@ -33,8 +36,8 @@ class QuantizedRouting : public Operator {
  public:
   QuantizedRouting(const OperatorSpec& routing, const Attributes& attributes, const Level& level)
       : Operator(attributes, level),
-        axes_(scale_axes(routing)),
-        weight_at_(routing.input("weight")),
+        weight_at_(spec_.input("weight")),
+        axes_(scale_axes(spec_, weight_at_)),
         routing_(said_as_quantized([&] { return make_operator(routing.name, attributes.source(), level); })) {}
 
   std::vector<Shape> output_shapes(const std::vector<Shape>& in) const override {
@@ -42,7 +45,7 @@ class QuantizedRouting : public Operator {
     return said_as_quantized([&] { return routing_->outputs(rest); });
   }
 
-  void constant(size_t index, const Tensor& tensor) override {
+  void keep(size_t index, const Tensor& tensor) override {
     if (index == weight_at_) {
       expect_type(name(), "weight", tensor, Type::kInt8);
       weight_ = copy_of<int8_t>(tensor);
@@ -88,15 +91,15 @@ class QuantizedRouting : public Operator {
   void pack_weight() {
     if (!weight_ || !scale_) return;
     const Shape& shape = weight_->shape;
-    if (shape.size() <= axes_.columns || elements(shape) == 0 ||
+    if (elements(shape) == 0 ||
         scale_->shape != Shape{shape[axes_.parents], shape[axes_.columns]})
       return;  // outputs() says what is wrong
     routing_->constant(weight_at_, {weight_->values.data(), shape, Type::kInt8, scale_->values.data()});
     weight_.reset();
   }
 
-  const ScaleAxes axes_;
   const size_t weight_at_;
+  const ScaleAxes axes_;
   const std::unique_ptr<Operator> routing_;
   std::optional<Copy<int8_t>> weight_;
   std::optional<Copy<float>> scale_;

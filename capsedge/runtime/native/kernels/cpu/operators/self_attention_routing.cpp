@@ -15,13 +15,13 @@ using namespace places::SelfAttentionRouting;
 class SelfAttentionRouting : public Operator {
  public:
   SelfAttentionRouting(const Attributes& attributes, const Level& level)
-      : Operator(attributes, level), epsilon_(attributes.positive("epsilon")) {}
+      : Operator(attributes, level), epsilon_(attributes.number("epsilon")) {}
 
   std::vector<Shape> output_shapes(const std::vector<Shape>& in) const override {
     return {{in[kU][0], in[kWeight][1], in[kWeight][2]}};
   }
 
-  void constant(size_t index, const Tensor& tensor) override {
+  void keep(size_t index, const Tensor& tensor) override {
     if (index == kWeight) {
       weight_.keep(tensor, level_);
     } else if (index == kBias) {

@@ -29,16 +29,16 @@ class UniformRouting : public Operator {
  public:
   UniformRouting(const Attributes& attributes, const Level& level)
       : Operator(attributes, level),
-        strides_(attributes.strides()),
+        strides_(attributes.integers("strides")),
         matrix_(attributes.flag("matrix_pose")),
-        epsilon_(attributes.positive("epsilon")) {}
+        epsilon_(attributes.number("epsilon")) {}
 
   std::vector<Shape> output_shapes(const std::vector<Shape>& in) const override {
     return {attention_output(name(), in[kPose], in[kWeight], in[kScale], matrix_, strides_)};
   }
 
-  void constant(size_t index, const Tensor& tensor) override {
-    if (index == kWeight && tensor.shape.size() == 6) weight_ = pack_uniform(tensor, level_);
+  void keep(size_t index, const Tensor& tensor) override {
+    if (index == kWeight) weight_ = pack_uniform(tensor, level_);
   }
 
   void run(const std::vector<Tensor>& in, const std::vector<Output>& results, const Threads& threads) const override {

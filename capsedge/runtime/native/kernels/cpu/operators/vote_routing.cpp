@@ -16,7 +16,7 @@ class VoteRouting : public Operator {
     return {{votes[0], in[kLogPrior][1], votes[3]}};
   }
 
-  void constant(size_t index, const Tensor& tensor) override {
+  void keep(size_t index, const Tensor& tensor) override {
     if (index == kLogPrior) prior_.emplace(tensor, level_);
   }
 

@@ -3,7 +3,7 @@
 export type Point = readonly [number, number];
 export type Stroke = Point[];
 
-const WIDTH = 2.6 / 28; // width of a line, about that of MNIST's digits, which are 20 pixels in a frame of 28
+const THICKNESS = 2.6 / 28; // of a line, about that of MNIST's digits, which are 20 pixels in a frame of 28
 const FILLED = 20 / 28; // share of the frame that the longer side of a centred drawing takes
 
 type Canvas2d = CanvasRenderingContext2D | OffscreenCanvasRenderingContext2D;
@@ -24,14 +24,14 @@ export function centred(strokes: readonly Stroke[]): Place {
   const ys = points.map(([, y]) => y);
   const [left, right, top, bottom] = [Math.min(...xs), Math.max(...xs), Math.min(...ys), Math.max(...ys)];
   const span = Math.max(right - left, bottom - top);
-  const scale = span > 0 ? Math.min(3, (FILLED - WIDTH) / span) : 1;
+  const scale = span > 0 ? Math.min(3, (FILLED - THICKNESS) / span) : 1;
   return { scale, shift: [0.5 - (scale * (left + right)) / 2, 0.5 - (scale * (top + bottom)) / 2] };
 }
 
 /** Draw strokes into a rectangle. */
 export function drawStrokes(context: Canvas2d, strokes: readonly Stroke[], width: number, height: number, colour: string, place = AS_DRAWN): void {
   const at = ([x, y]: Point): Point => [(x * place.scale + place.shift[0]) * width, (y * place.scale + place.shift[1]) * height];
-  context.lineWidth = WIDTH * Math.min(width, height);
+  context.lineWidth = THICKNESS * Math.min(width, height);
   context.lineCap = context.lineJoin = "round";
   context.strokeStyle = colour;
   for (const stroke of strokes) {
