@@ -176,8 +176,9 @@ def _progress() -> Iterator[Listener]:
 
 
 def _print_engine(built: BuildReport) -> None:
+    from capsedge.runtime.engine_metadata import range_words
+
     engine_info = built.engine_metadata
-    low, best, high = engine_info.batch
     lines = {
         "engine": (
             f"{built.path} ({format_bytes(engine_info.engine_bytes)}), with its metadata file next to "
@@ -187,7 +188,8 @@ def _print_engine(built: BuildReport) -> None:
         "precision": f"{engine_info.precision}; built: {_counts(engine_info.layers)}",
         "products": f"{_counts(engine_info.products)} (convolutions and matrix products, by input)",
         "operators": engine_info.plugin,
-        "batch": str(low) if low == high else f"{low} to {high}, best {best}",
+        "batch": range_words(engine_info.batch),
+        **({"length": range_words(engine_info.length)} if engine_info.length else {}),
         "built for": engine_info.built_for,
         "built with": engine_info.built_with,
     }
@@ -196,9 +198,11 @@ def _print_engine(built: BuildReport) -> None:
         log(f"TensorRT warns: {warning}")
     if engine_info.portable:
         log("untested: no TensorRT-RTX engine has been run on a GPU yet (docs/how-to/tensorrt.md)")
+    model = engine_info.model
+    given = "--inputs data.npz" if model is None or model.preprocessing is None else "image.png"
     log(
         "next, on such a GPU:" if engine_info.portable else "next:",
-        f"  capsedge infer --model {shlex.quote(str(built.path))} image.png",
+        f"  capsedge infer --model {shlex.quote(str(built.path))} {given}",
     )
 
 

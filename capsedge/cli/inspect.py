@@ -155,19 +155,21 @@ def _engine(found: EngineInspection, layers: bool, as_json: bool) -> None:
         print_table("Model", ("", ""), _model(engine_info.model))
     if layers:
         print_table(
-            f"Layers, batch {engine_info.batch[1]}",
+            f"Layers, batch {engine_info.batch[1]}"
+            + (f", length {engine_info.length[1]}" if engine_info.length else ""),
             ("belongs to", "layer", "kind", "computes with"),
             [(x["belongs_to"], x["name"], x["kind"], x["types"]) for x in listed],
         )
 
 
 def _engine_facts(found: EngineInspection) -> list[tuple[str, str]]:
+    from capsedge.runtime.engine_metadata import range_words
+
     def counts(kinds: Mapping[str, int]) -> str:
         return ", ".join(f"{n} {kind}" for kind, n in kinds.items()) or "not stated"
 
     engine_info = found.engine_metadata
     here = {True: "yes", False: "no", None: "not known"}[found.runs_here]
-    smallest, best, largest = engine_info.batch
     return [
         ("file", found.path),
         ("size", format_bytes(engine_info.engine_bytes)),
@@ -176,7 +178,8 @@ def _engine_facts(found: EngineInspection) -> list[tuple[str, str]]:
         *([("timed for", found.timed_for)] if found.timed_for else []),
         ("built for", engine_info.built_for),
         ("built with", f"{engine_info.built_with}, {engine_info.machine.architecture}"),
-        ("batch", f"{best}" if smallest == largest else f"{smallest} to {largest}, best {best}"),
+        ("batch", range_words(engine_info.batch)),
+        *([("length", range_words(engine_info.length))] if engine_info.length else []),
         ("precision", engine_info.precision),
         ("layers", counts(engine_info.layers)),
         ("products", counts(engine_info.products)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from capsedge.errors import UsageError
@@ -15,18 +16,28 @@ from capsedge.spec.vocabularies import PLUGIN_CHOICES, PRECISIONS, TARGETS, TENS
 C, WASM = "c", "wasm"
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _LEAST_WORKSPACE = 1 << 20
+_MOST = 2**31 - 1  # batch or length of an engine
 
 
-def _batch(text: str) -> int | tuple[int, int, int]:
+_Size = int | tuple[int, int, int]
+
+
+def _size(name: str, text: str) -> _Size:
+    """A size, or a smallest, best and largest one."""
     parts = text.split(":")
     if len(parts) not in (1, 3) or not all(part.isdecimal() for part in parts):
         raise UsageError(
-            f"Invalid --batch {printable(text)}.",
-            "It takes one batch size, or the smallest, the best and the largest: MIN:BEST:MAX.",
-            "For example: `--batch 8` or `--batch 1:8:32`.",
+            f"Invalid --{name} {printable(text)}.",
+            f"It takes one {name}, or the smallest, the best and the largest: MIN:BEST:MAX.",
+            f"For example: `--{name} 8` or `--{name} 1:8:32`.",
         )
     low, best, high = map(int, parts * (3 // len(parts)))
     return low if len(parts) == 1 else (low, best, high)
+
+
+def _range(size: _Size | None) -> tuple[int, int, int] | None:
+    """The smallest, best and largest."""
+    return (size, size, size) if isinstance(size, int) else size
 
 
 def _bytes(text: str) -> int:
@@ -86,12 +97,19 @@ class BuildOptions(Options):
         "native for tensorrt-rtx.",
         choices=PLUGIN_CHOICES,
     )
-    batch: int | tuple[int, int, int] | None = option(
+    batch: _Size | None = option(
         None,
         "Fixed batch size; by default the file's, or 1. For an engine also a range of sizes, the smallest, "
         "best and largest: 1:8:32.",
         metavar="N|MIN:BEST:MAX",
-        parse=_batch,
+        parse=partial(_size, "batch"),
+    )
+    length: _Size | None = option(
+        None,
+        "For an engine of a file with a free length, such as that of histories: the smallest, best and "
+        "largest, 1:50:200, or a fixed one. By default 1 to the longest that the file states.",
+        metavar="N|MIN:BEST:MAX",
+        parse=partial(_size, "length"),
     )
     workspace: int | None = option(
         None,
@@ -134,13 +152,14 @@ class BuildOptions(Options):
                 raise UsageError(
                     f"{each.option.names[-1]} does not apply to --target {self.target}.", why, fix
                 )
-        low, best, high = self.batches or (1, 1, 1)
-        if not 1 <= low <= best <= high:
-            raise UsageError(
-                f"Invalid batch {low}:{best}:{high}.",
-                "It takes the smallest, the best and the largest batch size, in ascending order from 1.",
-                "For example: `--batch 1:8:32`.",
-            )
+        for name, sizes in (("length", self.lengths), ("batch", self.batches)):
+            low, best, high = sizes or (1, 1, 1)
+            if not 1 <= low <= best <= high <= _MOST:
+                raise UsageError(
+                    f"Invalid {name} {low}:{best}:{high}.",
+                    f"It takes the smallest, the best and the largest {name}, in ascending order from 1.",
+                    f"For example: `--{name} 1:8:32`.",
+                )
         if self.target in (C, WASM) and low != high:
             raise UsageError(
                 f"A range of batch sizes does not apply to --target {self.target}.",
@@ -164,11 +183,16 @@ class BuildOptions(Options):
     @property
     def batches(self) -> tuple[int, int, int] | None:
         """The smallest, best and largest batch, all equal for a fixed batch. None: the file's batch, or 1."""
-        return (self.batch, self.batch, self.batch) if isinstance(self.batch, int) else self.batch
+        return _range(self.batch)
+
+    @property
+    def lengths(self) -> tuple[int, int, int] | None:
+        """The smallest, best and largest length. None: 1 to the longest that the file states."""
+        return _range(self.length)
 
 
 # The options that apply to each target.
-_ENGINE = ("target", "precision", "plugin", "batch", "workspace", "optimization_level")
+_ENGINE = ("target", "precision", "plugin", "batch", "length", "workspace", "optimization_level")
 _TAKES: Mapping[str, tuple[str, ...]] = {
     TENSORRT: (*_ENGINE, "timing_cache", "device"),
     TENSORRT_RTX: (*_ENGINE, "compute_capabilities"),

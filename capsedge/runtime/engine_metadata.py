@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from capsedge.spec import limits
 from capsedge.spec.fields import ENGINE_SCHEMA
 from capsedge.spec.vocabularies import PLUGINS, PRECISIONS, TARGETS, TENSORRT, TENSORRT_RTX
 
-MAX_BATCH = 2**31 - 1
+MAX_SIZE = 2**31 - 1  # of a batch or a length
 _CAPABILITY = re.compile(r"[0-9]{1,2}\.[0-9]")
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,254}")  # needs no quotes in a shell
 
@@ -81,6 +81,8 @@ class EngineMetadata:
         products: convolutions and matrix products by the type of their inputs: ``{"INT8": 4}``.
         target: ``tensorrt``: one GPU and one TensorRT; or ``tensorrt-rtx``: portable between GPUs.
         compute_capabilities: those of the GPUs that a portable engine was built for; empty for ``tensorrt``.
+        length: smallest, best and largest size of the axes that the ONNX file leaves free besides the batch;
+            empty if there are none.
     """
 
     engine_sha256: str
@@ -99,11 +101,13 @@ class EngineMetadata:
     products: Mapping[str, int] = field(default_factory=dict)
     target: str = TENSORRT
     compute_capabilities: tuple[str, ...] = ()
+    length: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        low, best, high = self.batch
-        if not 1 <= low <= best <= high <= MAX_BATCH:
+        if not _is_range(self.batch):
             raise ValueError(f"batch {list(self.batch)}")
+        if self.length and not _is_range(self.length):
+            raise ValueError(f"length {list(self.length)}")
         if self.plugin not in PLUGINS:
             raise ValueError(f"plugin '{self.plugin}'")
         if self.precision not in PRECISIONS:
@@ -137,14 +141,15 @@ class EngineMetadata:
     @property
     def rebuild(self) -> str:
         """The command that builds such an engine, made only of checked values and safe to run as printed."""
-        low, best, high = self.batch
         source = self.source if _FILE_NAME.fullmatch(self.source) else "MODEL.onnx"
         words = ["capsedge", "build", source, "--plugin", self.plugin]
         if self.portable:
             words += ["--target", self.target]
             words += ["--compute-capability", ",".join(self.compute_capabilities)]
         words += ["--precision", self.precision]
-        words += ["--batch", str(low) if low == high else f"{low}:{best}:{high}"]
+        words += ["--batch", range_text(self.batch)]
+        if self.length:
+            words += ["--length", range_text(self.length)]
         return " ".join(words)
 
     @property
@@ -157,6 +162,22 @@ class EngineMetadata:
         return (
             json.dumps({"schema": ENGINE_SCHEMA, **asdict(self)}, indent=2, sort_keys=True) + "\n"
         )
+
+
+def _is_range(sizes: Sequence[int]) -> bool:
+    """Whether these are a smallest, best and largest size."""
+    return len(sizes) == 3 and 1 <= sizes[0] <= sizes[1] <= sizes[2] <= MAX_SIZE
+
+
+def range_text(sizes: Sequence[int]) -> str:
+    """A smallest, best and largest size, as `capsedge build` takes them: ``1:8:32``, or ``8`` for one."""
+    return ":".join(map(str, sizes if sizes[0] < sizes[-1] else sizes[:1]))
+
+
+def range_words(sizes: Sequence[int]) -> str:
+    """The same for people: ``1 to 32, best 8``."""
+    low, best, high = sizes
+    return f"{best}" if low == high else f"{low} to {high}, best {best}"
 
 
 def metadata_path(engine: Path) -> Path:

@@ -387,7 +387,7 @@ class EngineInspection(Summarized):
 
 
 def engine_layers(path: Path, device: int = 0) -> list[Layer]:
-    """The layers of an engine at its best batch, with the model's layers that they belong to.
+    """The layers of an engine at its best sizes, with the model's layers that they belong to.
 
     Needs TensorRT and the GPU that the engine was built for: only they know the layers.
 
@@ -400,7 +400,7 @@ def engine_layers(path: Path, device: int = 0) -> list[Layer]:
 
     engine = LoadedEngine(path, device)
     with engine.cuda.on(device):
-        return engine.layers(engine.engine_metadata.batch[1])
+        return engine.layers(engine.best)
 
 
 def labelled_layers(path: Path, device: int = 0) -> list[dict[str, str]]:

@@ -19,7 +19,7 @@ SIZES = (1, 2, 4, 8, 16, 32)
 _SECONDS = 0.5  # total for all batch sizes
 _ROUNDS = 3  # at least
 _LONGEST = 0.1  # most seconds per batch, for which every later request waits
-_LENGTH = 50  # length used for a free axis without a limit
+_LENGTH = 50  # of a free axis without a limit
 _CLOSE = 1.05  # times the least time per image: a larger batch must gain more than this
 
 
@@ -116,7 +116,9 @@ def choose_size(times: dict[int, float]) -> BatchSize:
 def _seconds(session: Session, size: int) -> float:
     rng = np.random.default_rng(size)
     if session.metadata is None:
-        rows = {port.name: _random_rows(port, size, rng) for port in session.inputs}
+        engine = session.backend.engine_metadata
+        length = engine.length[1] if engine is not None and engine.length else 0
+        rows = {port.name: _random_rows(port, size, length, rng) for port in session.inputs}
         start = time.perf_counter()
         session.run(rows)
         return time.perf_counter() - start
@@ -128,11 +130,15 @@ def _seconds(session: Session, size: int) -> float:
     return time.perf_counter() - start
 
 
-def _random_rows(port: Port, size: int, rng: np.random.Generator) -> NDArray[Any]:
-    """Rows of an input: indices within its table, other integers 1; free axes at their maximum length."""
+def _random_rows(port: Port, size: int, length: int, rng: np.random.Generator) -> NDArray[Any]:
+    """Rows of an input: indices within its table, other integers 1.
+
+    Args:
+        length: of free axes; 0 for the longest that the file states.
+    """
     longest = port.longest or (0,) * len(port.shape)
     sizes = [
-        s if isinstance(s, int) else most or _LENGTH
+        s if isinstance(s, int) else length or most or _LENGTH
         for s, most in zip(port.shape[1:], longest[1:], strict=True)
     ]
     if port.entries is not None:

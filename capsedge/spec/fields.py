@@ -336,4 +336,10 @@ ENGINE_FIELDS = (
     ),
     Field("target", "string", "`tensorrt` or `tensorrt-rtx`", "tensorrt"),
     Field("compute_capabilities", "strings", "compute capabilities of a portable engine", ()),
+    Field(
+        "length",
+        "list of integers",
+        "smallest, best and largest length of histories; empty if the ONNX file has no free length",
+        (),
+    ),
 )

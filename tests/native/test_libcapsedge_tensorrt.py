@@ -716,7 +716,7 @@ def test_real_headers(tmp_path: Path) -> None:
             made = tmp_path / f"{name}.o"
             compiled(
                 "g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-fPIC", "-DCAPSEDGE_WITH_TENSORRT=1",
-                "-isystem", folder, "-isystem", cuda, f"-I{INCLUDE}",
+                "-isystem", folder, "-isystem", cuda, f"-I{INCLUDE}", f"-I{NATIVE}", f"-I{NATIVE}/kernels",
                 f"-I{NATIVE}/libcapsedge/src", f"-I{NATIVE}/onnxruntime",
                 "-c", str(NATIVE / "libcapsedge" / "src" / f"{name}.cpp"), "-o", str(made),
             )  # fmt: skip

@@ -20,6 +20,7 @@ from capsedge.models.checkpoint import load_checkpoint
 from capsedge.models.configs import Conv, EfficientCapsNetConfig, ModelConfig
 from capsedge.runtime.metadata import Preprocessing
 from capsedge.runtime.zoo import zoo_checkpoint
+from tests.graph.fusion.histories import AnyLength, histories
 
 PRECISIONS = ("fp32", "fp16", "int8", "mixed")
 _IMAGES = 8  # enough for ranges; accuracy is no matter here
@@ -79,6 +80,14 @@ def efficient_capsnet(folder: Path) -> Path:
         primary_kernel=9,
     )
     return _exported(config, folder / "efficient-capsnet.onnx")
+
+
+def recommender(folder: Path, each: bool) -> Path:
+    """Routing over ids of any length, with a mask; a matrix for each interest, or one for all."""
+    path = folder / f"recommender-{each}.onnx"
+    module = AnyLength(each=each).eval()
+    export(module, path, example=histories(4, 9), free_axes={"history": [1]})
+    return path
 
 
 def _exported(config: str | ModelConfig, path: Path) -> Path:

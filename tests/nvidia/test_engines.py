@@ -54,3 +54,16 @@ def test_registry(build: Build, tmp_path: Path, name: str) -> None:
     assert "error" not in built, built
     assert set(built["layers"]) == {"FP32"}
     assert built["products"]["FP32"] > 0
+
+
+@pytest.mark.parametrize("each", [True, False])
+def test_histories_of_any_length(build: Build, tmp_path: Path, each: bool) -> None:
+    """Batch and length are free, one of them, or none."""
+    source = models.recommender(tmp_path, each)
+    sizes = [
+        (batch, length) for batch in (STATIC, DYNAMIC) for length in ((1, 50, 200), (50, 50, 50))
+    ]
+    for built in build([(source, {"batch": b, "length": n}) for b, n in sizes]):
+        assert "error" not in built, built
+        assert set(built["layers"]) == {"FP32"}
+        assert built["products"]["FP32"] > 0

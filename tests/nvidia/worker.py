@@ -26,7 +26,7 @@ from capsedge.spec.vocabularies import TENSORRT_RTX
 
 def run(source: str, target: str, options: dict[str, Any]) -> dict[str, Any]:
     """One job."""
-    for name in ("batch", "compute_capabilities"):
+    for name in ("batch", "length", "compute_capabilities"):
         if options.get(name) is not None:
             options[name] = tuple(options[name])
     told: list[tuple[float, str]] = []

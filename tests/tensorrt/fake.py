@@ -1,8 +1,9 @@
 """A stand-in for the package ``tensorrt``: the names that capsedge uses, ONNX Runtime behind them.
 
-An "engine" is the ONNX file that the builder was given; a context runs it on the addresses that it is
-told, which are host memory in tests (cudart.c), when the stream comes to it. What TensorRT calls undefined (a
-graph whose context was changed, two contexts in the same scratch memory at once) gives NaN and is counted.
+An "engine" is the ONNX file that the builder was given, its optimization profile among the properties; a
+context runs it on the addresses that it is told, which are host memory in tests (cudart.c), when the stream
+comes to it. What TensorRT calls undefined (a graph whose context was changed, two contexts in the same
+scratch memory at once) gives NaN and is counted.
 That every name here exists in the real bindings is checked by ``test_contract.py``; that real TensorRT
 behaves alike needs a GPU.
 """
@@ -199,6 +200,7 @@ class IOptimizationProfile:
         self._shapes: dict[str, Any] = {}
 
     def set_shape(self, input: str, min: Any, opt: Any, max: Any) -> None:
+        assert all(a <= b <= c for a, b, c in zip(min, opt, max, strict=True))
         self._shapes[input] = (min, opt, max)
 
 
@@ -213,8 +215,11 @@ class IBuilderConfig:
     def clear_flag(self, flag: BuilderFlag) -> None:
         RECORDED.setdefault("cleared", []).append(flag)
 
+    _profile: IOptimizationProfile | None = None
+
     def add_optimization_profile(self, profile: IOptimizationProfile) -> int:
         RECORDED["profile"] = profile._shapes
+        self._profile = profile
         return 0
 
     _cache: ITimingCache | None = None
@@ -280,7 +285,26 @@ class Builder:
             return None
         if "log" in FAIL:
             self._logger.log(ILogger.VERBOSE, FAIL["log"])
-        return _HostMemory(b"PLAN" + network._model.SerializeToString())
+        return _HostMemory(b"PLAN" + _with_profile(network, config).SerializeToString())
+
+
+PROFILE = "profile."  # of the property with the least and the largest sizes of an input
+
+
+def _with_profile(network: INetworkDefinition, config: IBuilderConfig) -> onnx.ModelProto:
+    """What an engine keeps: the network and its profile, which TensorRT wants for every free size."""
+    model = onnx.ModelProto()
+    model.CopyFrom(network._model)
+    shapes = {} if config._profile is None else config._profile._shapes
+    for index in range(network.num_inputs):
+        tensor = network.get_input(index)
+        if -1 not in tensor.shape:
+            continue
+        low, _, high = shapes[tensor.name]
+        assert all(d in (-1, low[k], high[k]) for k, d in enumerate(tensor.shape))
+        entry = model.metadata_props.add()
+        entry.key, entry.value = f"{PROFILE}{tensor.name}", " ".join(map(str, (*low, *high)))
+    return model
 
 
 def _layers(model: onnx.ModelProto, shapes_known: bool) -> list[Any]:
@@ -347,6 +371,7 @@ class IExecutionContext:
     def __init__(self, engine: ICudaEngine, own_memory: bool) -> None:
         self._engine = engine
         self._shapes: dict[str, tuple[int, ...]] = {}
+        self._inferred: dict[str, tuple[int, ...]] = {}
         self._addresses: dict[str, int] = {}
         self._scratch = id(self) if own_memory else 0
         self._changes = 0
@@ -359,6 +384,13 @@ class IExecutionContext:
         self._changes += 1
 
     def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
+        low, high = self._engine._profile.get(name, (shape, shape))
+        if not all(a <= size <= b for a, size, b in zip(low, shape, high, strict=True)):
+            words = (
+                f"Set dimension {list(shape)} for tensor {name} does not satisfy any optimization"
+            )
+            self._engine._logger.log(ILogger.ERROR, f"{words} profiles.")
+            return False
         self._shapes[name] = tuple(shape)
         self._changes += 1
         return True
@@ -372,11 +404,13 @@ class IExecutionContext:
         if "infer" in FAIL:
             self._engine._logger.log(ILogger.ERROR, FAIL["infer"])
             raise RuntimeError("infer_shapes error code: -1")  # as the bindings do
-        return [n for n in self._engine._inputs if n not in self._shapes]
+        missing = [n for n in self._engine._inputs if n not in self._shapes]
+        self._inferred = {} if missing else self._engine._infer(self._shapes)
+        return missing
 
     def get_tensor_shape(self, name: str) -> tuple[int, ...]:
-        batch = next(iter(self._shapes.values()))[0]
-        return tuple(batch if d < 0 else d for d in self._engine.get_tensor_shape(name))
+        known = {**self._inferred, **self._shapes}
+        return known[name] if name in known else self._engine.get_tensor_shape(name)
 
     def execute_async_v3(self, stream_handle: int) -> bool:
         assert stream_handle > 2, "never a default stream"
@@ -433,6 +467,16 @@ class ICudaEngine:
         )
         self._inputs = [v.name for v in model.graph.input]
         self._values = {v.name: v for v in (*model.graph.input, *model.graph.output)}
+        ports = (*self._session.get_inputs(), *self._session.get_outputs())
+        self._shapes = {
+            p.name: tuple(d if isinstance(d, int) else -1 for d in p.shape) for p in ports
+        }
+        self._profile: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+        for entry in model.metadata_props:
+            if entry.key.startswith(PROFILE):
+                sizes = tuple(map(int, entry.value.split()))
+                half = len(sizes) // 2
+                self._profile[entry.key.removeprefix(PROFILE)] = sizes[:half], sizes[half:]
 
     @property
     def num_io_tensors(self) -> int:
@@ -446,8 +490,19 @@ class ICudaEngine:
         return {1: DataType.FLOAT, 10: DataType.HALF, 7: DataType.INT64}[kind]
 
     def get_tensor_shape(self, name: str) -> tuple[int, ...]:
-        dims = self._values[name].type.tensor_type.shape.dim
-        return tuple(d.dim_value if d.HasField("dim_value") else -1 for d in dims)
+        return self._shapes[name]
+
+    def _infer(self, shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+        """Shapes of the outputs, where only the batch is free; of others by a run on zeros."""
+        outputs = {o.name: self._shapes[o.name] for o in self._session.get_outputs()}
+        batch = next(iter(shapes.values()))[0]
+        if not any(d < 0 for v in self._session.get_inputs() for d in self._shapes[v.name][1:]):
+            return {n: tuple(batch if d < 0 else d for d in s) for n, s in outputs.items()}
+        feeds = {
+            v.name: np.zeros(shapes[v.name], _ELEMENTS[v.type]) for v in self._session.get_inputs()
+        }
+        values = self._session.run(list(outputs), feeds)
+        return {name: value.shape for name, value in zip(outputs, values, strict=True)}
 
     def get_tensor_mode(self, name: str) -> TensorIOMode:
         return TensorIOMode.INPUT if name in self._inputs else TensorIOMode.OUTPUT

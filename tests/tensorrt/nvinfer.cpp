@@ -1,10 +1,11 @@
 // A stand-in for libnvinfer: what libcapsedge calls of TensorRT's runtime, with ONNX Runtime behind it. An engine is
-// "PLAN" and an ONNX file, as in fake.py; a context runs it, through libcapsedge's own ONNX backend, on the addresses
+// "PLAN" and an ONNX file with the optimization profile among its properties, as in fake.py; a context runs it, through libcapsedge's own ONNX backend, on the addresses
 // that it is told, which are host memory here (cudart.c), when the stream comes to it. What TensorRT calls undefined (a
 // graph whose context was changed, two contexts in the same scratch memory at once) computes nothing and is counted.
 // Loaded with CAPSEDGE_MOCK_RUNTIME naming libcapsedge and CAPSEDGE_CUDART the stand-in for libcudart.
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
@@ -12,6 +13,7 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -90,7 +92,7 @@ struct Model {
 };
 
 struct Bound {
-  std::map<std::string, Dims> shapes;
+  std::map<std::string, Dims> shapes;  // of the outputs, once they were inferred
   std::map<std::string, void*> addresses;
   void* scratch = nullptr;
   // Of the context: how often it was changed; -1: it is gone.
@@ -101,14 +103,14 @@ struct Bound {
 constexpr int64_t kScratch = 4096;
 std::set<void*> busy;  // scratch memory that something computes in
 
-capsedge_tensor tensor(const capsedge_port& port, const Bound& bound, int64_t batch) {
+capsedge_tensor tensor(const capsedge_port& port, const Dims& dims, void* data) {
   capsedge_tensor made{};
   made.name = port.name;
-  made.data = bound.addresses.at(port.name);
+  made.data = data;
   made.type = port.type;
   made.rank = port.rank;
   made.bytes = port.type == CAPSEDGE_FLOAT16 ? 2 : port.type == CAPSEDGE_INT64 ? 8 : port.type == CAPSEDGE_BOOL ? 1 : 4;
-  for (int32_t i = 0; i < port.rank; ++i) made.bytes *= made.shape[i] = port.shape[i] < 0 ? batch : port.shape[i];
+  for (int32_t i = 0; i < port.rank; ++i) made.bytes *= static_cast<size_t>(made.shape[i] = dims.d[i]);
   return made;
 }
 
@@ -118,11 +120,50 @@ int64_t batch_of(const Model& model, const Bound& bound) {
   return 1;
 }
 
-bool compute(const Model& model, const Bound& bound) {
-  const int64_t batch = batch_of(model, bound);
+// The shape of an output where only the batch is free; others are taken from a run on zeros.
+void infer(const Model& model, Bound& bound) {
+  bool batch_only = true;
+  for (const capsedge_port& port : model.inputs)
+    for (int32_t i = 1; i < port.rank; ++i) batch_only = batch_only && port.shape[i] >= 0;
+  for (const capsedge_port& port : model.outputs) {
+    Dims& dims = bound.shapes[port.name];
+    dims.nbDims = port.rank;
+    for (int32_t i = 0; i < port.rank; ++i) dims.d[i] = port.shape[i] < 0 ? batch_of(model, bound) : port.shape[i];
+  }
+  if (batch_only) return;
   std::vector<capsedge_tensor> inputs, outputs;
-  for (const capsedge_port& port : model.inputs) inputs.push_back(tensor(port, bound, batch));
-  for (const capsedge_port& port : model.outputs) outputs.push_back(tensor(port, bound, batch));
+  std::vector<std::vector<char>> memory;
+  for (const capsedge_port& port : model.inputs) {
+    inputs.push_back(tensor(port, bound.shapes.at(port.name), nullptr));
+    memory.emplace_back(inputs.back().bytes);
+    inputs.back().data = memory.back().data();
+  }
+  for (const capsedge_port& port : model.outputs) {
+    memory.emplace_back(size_t{1} << 20);
+    capsedge_tensor one{};
+    one.name = port.name, one.data = memory.back().data(), one.bytes = memory.back().size();
+    outputs.push_back(one);
+  }
+  if (CAPSEDGE(capsedge_run)(model.session, inputs.data(), inputs.size(), outputs.data(), outputs.size())) std::abort();
+  for (const capsedge_tensor& one : outputs) std::copy_n(one.shape, one.rank, bound.shapes[one.name].d);
+}
+
+// The least and the largest sizes of an input; none if its shape is fixed.
+std::vector<int64_t> profile_of(const Model& model, const std::string& input) {
+  const char* text = nullptr;
+  CAPSEDGE(capsedge_status_release)(CAPSEDGE(capsedge_property)(model.session, ("profile." + input).c_str(), &text));
+  std::istringstream words(text ? text : "");
+  std::vector<int64_t> sizes;
+  for (int64_t size; words >> size;) sizes.push_back(size);
+  return sizes;
+}
+
+bool compute(const Model& model, const Bound& bound) {
+  std::vector<capsedge_tensor> inputs, outputs;
+  for (const capsedge_port& port : model.inputs)
+    inputs.push_back(tensor(port, bound.shapes.at(port.name), bound.addresses.at(port.name)));
+  for (const capsedge_port& port : model.outputs)
+    outputs.push_back(tensor(port, bound.shapes.at(port.name), bound.addresses.at(port.name)));
   capsedge_status* const status =
       CAPSEDGE(capsedge_run)(model.session, inputs.data(), inputs.size(), outputs.data(), outputs.size());
   CAPSEDGE(capsedge_status_release)(status);
@@ -175,6 +216,9 @@ class Context : public IExecutionContext {
     --counts["contexts"];
   }
   bool setInputShape(const char* name, const Dims& dims) noexcept override {
+    const std::vector<int64_t> profile = profile_of(*model_, name);
+    for (size_t i = 0; 2 * i < profile.size(); ++i)
+      if (dims.d[i] < profile[i] || dims.d[i] > profile[profile.size() / 2 + i]) return false;
     bound_.shapes[name] = dims;
     ++*bound_.changes;
     return !is_wrong("shape");
@@ -190,14 +234,10 @@ class Context : public IExecutionContext {
   }
   int32_t inferShapes(int32_t, const char** names) noexcept override {
     if (is_wrong("infer")) return names[0] = "x", 1;
+    infer(*model_, bound_);
     return 0;
   }
-  Dims getTensorShape(const char* name) const noexcept override {
-    const capsedge_port& port = *model_->find(name);
-    Dims dims{port.rank, {}};
-    for (int32_t i = 0; i < port.rank; ++i) dims.d[i] = port.shape[i] < 0 ? batch_of(*model_, bound_) : port.shape[i];
-    return dims;
-  }
+  Dims getTensorShape(const char* name) const noexcept override { return bound_.shapes.at(name); }
   bool enqueueV3(cudaStream_t stream) noexcept override {
     if (reinterpret_cast<uintptr_t>(stream) <= 2 || bound_.scratch == nullptr || is_wrong("execute")) return false;
     // As the real one, which computes all of them.

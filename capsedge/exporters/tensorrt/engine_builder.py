@@ -7,7 +7,7 @@ numbers of flags moved between 10 and 11, so no flag is ever written as a number
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -140,6 +140,7 @@ class Limits:
 
     Attributes:
         batch: smallest, best and largest batch.
+        length: likewise of the other free axes; empty if there are none.
         workspace: bytes of scratch memory on the GPU; None: TensorRT may use all of it.
         timing_cache: timings of an earlier build; empty if none. Nothing is timed for a portable engine.
         optimization_level: 0 to 5.
@@ -152,6 +153,11 @@ class Limits:
     timing_cache: bytes = b""
     optimization_level: int = 3
     compute_capabilities: tuple[str, ...] = ()
+    length: tuple[int, ...] = ()
+
+    def sizes(self, which: int) -> tuple[int, int]:
+        """The smallest (0), best (1) or largest (2) batch and length; without a free length, 1."""
+        return self.batch[which], self.length[which] if self.length else 1
 
     @property
     def portable(self) -> bool:
@@ -212,7 +218,7 @@ def build_engine(
     config.builder_optimization_level = limits.optimization_level
     # FP32 is FP32: TF32 keeps 10 bits and is on by default.
     config.clear_flag(trt.BuilderFlag.TF32)
-    _add_profile(builder, network, config, limits.batch)
+    _add_profile(builder, network, config, limits)
     warnings: list[str] = []
     if limits.portable:
         set_compute_capabilities(trt, config, limits.compute_capabilities)
@@ -229,7 +235,8 @@ def build_engine(
     layers = engine_layers.from_log(logger.layers)
     timings = b""
     if not limits.portable:
-        layers = engine_layers.fill(_inspect(trt, logger, data, limits.batch[1], plugin), layers)
+        best = limits.sizes(1)
+        layers = engine_layers.fill(_inspect(trt, logger, data, best, plugin), layers)
         timings = get_timings(config)
         if not timings:
             warnings.append("TensorRT returned no timings to save.")
@@ -282,7 +289,12 @@ def get_timings(config: Any) -> bytes:
     return b"" if memory is None else bytes(memoryview(memory))
 
 
-def _add_profile(builder: Any, network: Any, config: Any, batch: tuple[int, int, int]) -> None:
+def _shape(shape: Sequence[int], sizes: tuple[int, int]) -> tuple[int, ...]:
+    """A shape with its free sizes replaced: the first by the batch, others by the length."""
+    return tuple(d if d >= 0 else sizes[min(axis, 1)] for axis, d in enumerate(shape))
+
+
+def _add_profile(builder: Any, network: Any, config: Any, limits: Limits) -> None:
     profile = builder.create_optimization_profile()
     free = 0
     for index in range(network.num_inputs):
@@ -290,13 +302,15 @@ def _add_profile(builder: Any, network: Any, config: Any, batch: tuple[int, int,
         shape = tuple(tensor.shape)
         if -1 not in shape:
             continue
-        profile.set_shape(tensor.name, *((size, *shape[1:]) for size in batch))
+        profile.set_shape(tensor.name, *(_shape(shape, limits.sizes(k)) for k in range(3)))
         free += 1
     if free:
         config.add_optimization_profile(profile)
 
 
-def _inspect(trt: Any, logger: Any, plan: bytes, batch: int, plugin: Path | None) -> list[Layer]:
+def _inspect(
+    trt: Any, logger: Any, plan: bytes, sizes: tuple[int, int], plugin: Path | None
+) -> list[Layer]:
     """TensorRT's report on the engine. A runtime has its own registry, so it loads the plugins too."""
     runtime = start(trt, trt.Runtime, logger)
     if plugin is not None:
@@ -309,15 +323,14 @@ def _inspect(trt: Any, logger: Any, plan: bytes, batch: int, plugin: Path | None
             "Run `capsedge doctor`.",
         )
     inspector = engine.create_engine_inspector()
-    # Without shapes, the layers of an engine for several batches have no formats. The inspector does not keep
+    # Without shapes, the layers of an engine for several sizes have no formats. The inspector does not keep
     # the context alive. It takes as much memory as a run: without it, formats stay unknown.
     context = engine.create_execution_context()
     if context is not None:
         for index in range(engine.num_io_tensors):
             name = engine.get_tensor_name(index)
             if engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT:
-                shape = tuple(engine.get_tensor_shape(name))
-                context.set_input_shape(name, tuple(batch if d < 0 else d for d in shape))
+                context.set_input_shape(name, _shape(engine.get_tensor_shape(name), sizes))
         inspector.execution_context = context
     information = inspector.get_engine_information(trt.LayerInformationFormat.JSON)
     return engine_layers.from_inspector(str(information))

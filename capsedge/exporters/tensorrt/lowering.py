@@ -19,6 +19,7 @@ from capsedge.errors import ParityError, UnsupportedModelError, UsageError
 from capsedge.graph.bodies import Shape
 from capsedge.graph.cleanup import simplify
 from capsedge.graph.functions import inline_functions
+from capsedge.graph.fusion.free_length import NotFree, check_one_length, free_lengths
 from capsedge.graph.proto import (
     attributes_of,
     constants_of,
@@ -36,6 +37,7 @@ from capsedge.runtime.backends.tensorrt_library import PLUGINS
 from capsedge.runtime.cascade_metadata import CASCADE_KEY
 from capsedge.runtime.onnx_file.layer_map import locate, node_name
 from capsedge.runtime.onnx_file.structure import Graph, Node, read_structure
+from capsedge.runtime.table_indices import read_inputs_property
 from capsedge.spec.limits import limit_of
 from capsedge.spec.operators import DOMAIN, OPERATORS, PLUGIN_VERSION, operator_of
 from capsedge.spec.vocabularies import PRECISIONS
@@ -180,18 +182,18 @@ def check(model: onnx.ModelProto) -> None:
     """Refuse models that TensorRT cannot parse before spending minutes on a build.
 
     Raises:
-        UnsupportedModelError: the file was made for another target, is a cascade, or has free sizes besides
-            the batch.
+        UnsupportedModelError: the file was made for another target, is a cascade, or has several free sizes
+            besides the batch.
     """
-    for value in model.graph.input:
-        sizes = [d.dim_value or d.dim_param or "?" for d in value.type.tensor_type.shape.dim]
-        if any(isinstance(size, str) for size in sizes[1:]):
-            raise UnsupportedModelError(
-                f"Input '{value.name}' has the shape [{', '.join(map(str, sizes))}].",
-                "In engines of capsedge, only the batch size may vary.",
-                "Export the model with fixed sizes: without the asterisk in `--example`, histories have one "
-                "length, and shorter ones are padded.",
-            )
+    try:
+        if free_lengths(model):
+            check_one_length(model)
+    except NotFree as error:
+        raise UnsupportedModelError(
+            "The model's inputs have several free sizes.",
+            f"In engines of capsedge, the batch and one length may vary; {error}.",
+            "Export the model with fewer asterisks in `--example`: an axis without one has a fixed size.",
+        ) from error
     if any(entry.key == CASCADE_KEY for entry in model.metadata_props):
         raise UnsupportedModelError(
             "TensorRT cannot run a cascade.",
@@ -248,6 +250,41 @@ def choose_batch(
             f"Build with `--batch {fixed[0]}`, or export again without `--batch`.",
         )
     return asked
+
+
+def choose_length(model: onnx.ModelProto, asked: tuple[int, int, int] | None) -> tuple[int, ...]:
+    """The smallest, best and largest length to build for; empty if the file has no free length.
+
+    Without a request these are 1 to the longest that the file states.
+
+    Raises:
+        UsageError: the file's length is fixed, it states a shorter one, or nothing states the longest.
+    """
+    free = free_lengths(model)
+    if not free:
+        if asked is None:
+            return ()
+        raise UsageError(
+            "The model has no free length.",
+            "Except for the batch, its inputs have fixed sizes.",
+            "Leave out `--length`, or export again with an asterisk: `--example 'hist:*50:int64'`.",
+        )
+    stated = read_inputs_property({p.key: p.value for p in model.metadata_props})
+    limits = [stated[name].longest[axis : axis + 1] for name, axis in free if name in stated]
+    longest = min((size for each in limits for size in each if size), default=0)
+    if asked is None and not longest:
+        raise UsageError(
+            f"Input '{free[0][0]}' has a free length without a maximum.",
+            "An engine is built for lengths in a range, and its memory is for the longest.",
+            "For example: `--length 1:50:200`, the smallest, the best and the largest.",
+        )
+    if asked is not None and longest and asked[2] > longest:
+        raise UsageError(
+            f"The length {asked[2]} is too long for the network.",
+            f"The file states at most {longest}.",
+            f"For example: `--length 1:{min(asked[1], longest)}:{longest}`.",
+        )
+    return asked or (1, longest, longest)
 
 
 def fix_batch(model: onnx.ModelProto, batch: int) -> onnx.ModelProto:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import platform
 import shlex
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from capsedge.exporters.tensorrt import lowering
 from capsedge.exporters.tensorrt import lowering as precision
 from capsedge.exporters.tensorrt.engine_builder import Limits, Listener, Progress, build_engine
 from capsedge.exporters.tensorrt.lowering import name_nodes
+from capsedge.graph.fusion.free_length import at_length
 from capsedge.runtime import engine_metadata
 from capsedge.runtime.backends.cuda import load_cuda
 from capsedge.runtime.backends.tensorrt_library import (
@@ -70,8 +72,8 @@ class BuildReport(Summarized):
 
     def _summary(self) -> Summary:
         built = self.engine_metadata
-        batch = "-".join(str(n) for n in dict.fromkeys((built.batch[0], built.batch[-1])))
-        how = f"{built.target}, {built.precision}, {built.plugin} operators, batch {batch}"
+        how = f"{built.target}, {built.precision}, {built.plugin} operators, batch {_span(built.batch)}"
+        how += f", length {_span(built.length)}" if built.length else ""
         rows = [
             Row("engine", f"{self.path}, {format_bytes(built.engine_bytes)}"),
             Row("built", how),
@@ -89,6 +91,10 @@ class BuildReport(Summarized):
             **asdict(self.engine_metadata),
             "warnings": list(self.warnings),
         }
+
+
+def _span(sizes: Sequence[int]) -> str:
+    return "-".join(str(n) for n in dict.fromkeys((sizes[0], sizes[-1])))
 
 
 def write_engine(
@@ -160,8 +166,11 @@ def _build(
     logger.clear()
     builder = start(trt, trt.Builder, logger)
     batch = lowering.choose_batch(model, options.batches)
+    length = lowering.choose_length(model, options.lengths)
     if batch[0] == batch[2]:
         model = lowering.fix_batch(model, batch[0])
+    if length and length[0] == length[2]:
+        model = at_length(model, length[0])
     if library is None:
         lowered = lowering.native(model)
     else:
@@ -170,6 +179,7 @@ def _build(
     name_nodes(lowered, source)
     limits = Limits(
         batch=batch,
+        length=length,
         workspace=options.workspace,
         timing_cache=_timings(options.timing_cache),
         optimization_level=options.optimization_level,
@@ -197,10 +207,11 @@ def _build(
             for p in model.metadata_props
             if p.key.startswith(PREFIX) or p.key == INPUTS_KEY
         },
-        command=command(shown, target, options, batch),
+        command=command(shown, target, options, batch, length),
         products=precision.count_products(built.layers),
         target=options.target,
         compute_capabilities=capabilities,
+        length=length,
     )
     engine_metadata.write(target, issued)
     if options.timing_cache is not None and built.timing_cache:
@@ -252,9 +263,14 @@ def _timings(path: Path | None) -> bytes:
         return file.read()
 
 
-def command(source: Path, target: Path, options: BuildOptions, batch: tuple[int, int, int]) -> str:
+def command(
+    source: Path,
+    target: Path,
+    options: BuildOptions,
+    batch: tuple[int, int, int],
+    length: tuple[int, ...] = (),
+) -> str:
     """The command that repeats the build."""
-    low, best, high = batch
     words = ["capsedge", "build", str(source), "--plugin", options.plugin]
     if options.target != TENSORRT:
         words += ["--target", options.target]
@@ -262,7 +278,9 @@ def command(source: Path, target: Path, options: BuildOptions, batch: tuple[int,
         words += ["--compute-capability", ",".join(options.compute_capabilities)]
     if options.precision:
         words += ["--precision", options.precision]
-    words += ["--batch", str(low) if low == high else f"{low}:{best}:{high}"]
+    words += ["--batch", engine_metadata.range_text(batch)]
+    if length:
+        words += ["--length", engine_metadata.range_text(length)]
     if options.workspace is not None:
         words += ["--workspace", str(options.workspace)]
     if options.timing_cache is not None:

@@ -29,7 +29,7 @@ from capsedge.runtime.backends.backend import (
 )
 from capsedge.runtime.backends.cuda import LEGACY_STREAM
 from capsedge.runtime.backends.device_array import DeviceArray, device_array
-from capsedge.runtime.backends.tensorrt_engine import LoadedEngine
+from capsedge.runtime.backends.tensorrt_engine import LoadedEngine, Sizes
 from capsedge.runtime.backends.tensorrt_slots import CONTEXTS, Capturing, Slot, Slots
 from capsedge.runtime.engine_metadata import EngineMetadata
 from capsedge.runtime.runtime_options import RuntimeOptions
@@ -70,11 +70,11 @@ class TensorRTBackend:
         self.metadata = engine.engine_metadata.model
         self.ops = "fused" if engine.engine_metadata.plugin == "fused" else "portable"
         self.gpu: int | None = device
-        smallest, _, self._largest = engine.engine_metadata.batch
-        self.batches = BatchRange(smallest, self._largest)
+        self._smallest, self._largest = engine.smallest, engine.largest
+        self.batches = BatchRange(engine.smallest.batch, engine.largest.batch)
         self._capturing = Capturing(graphs)
         with self._cuda.on(device):
-            self._slots = Slots(engine, self._largest, contexts)
+            self._slots = Slots(engine, contexts)
 
     @classmethod
     def accepts(cls, file: ModelFile) -> bool:
@@ -129,27 +129,29 @@ class TensorRTBackend:
     def profiled_runs(self, feeds: Feeds) -> AbstractContextManager[ProfiledRuns]:
         """The engine in memory of its own, with and without TensorRT's profiler."""
 
-        return profiled_engine(self._opened().engine, feeds, self._batch_of(feeds), self._largest)
+        return profiled_engine(self._opened().engine, feeds, self._sizes_of(feeds))
 
     def run(self, feeds: Feeds, outputs: Sequence[str]) -> dict[str, NDArray[Any]]:
         """The named outputs, for inputs that have been checked."""
-        slots, batch = self._opened(), self._batch_of(feeds)
+        slots, sizes = self._opened(), self._sizes_of(feeds)
         cuda = self._cuda
         with cuda.on(self._device), slots.one() as slot:
+            bound = slot.bind(sizes)
             for port in self.inputs:
                 array = np.ascontiguousarray(feeds[port.name])
                 ctypes.memmove(slot.host[port.name], array.ctypes.data, array.nbytes)
                 cuda.to_device(
                     slot.device[port.name], slot.host[port.name], array.nbytes, slot.stream
                 )
-            slot.execute(batch, self._capturing)
+            slot.execute(bound, self._capturing)
             wanted = [port for port in self.outputs if port.name in outputs]
             for port in wanted:
-                size = LoadedEngine.bytes(port, batch)
+                size = LoadedEngine.bytes(port, bound.shapes[port.name])
                 cuda.to_host(slot.host[port.name], slot.device[port.name], size, slot.stream)
             cuda.synchronize(slot.stream)
             found = {
-                port.name: self._read(slot.host[port.name], port, batch).copy() for port in wanted
+                port.name: _read(slot.host[port.name], port, bound.shapes[port.name]).copy()
+                for port in wanted
             }
         return {name: found[name] for name in outputs}
 
@@ -167,10 +169,14 @@ class TensorRTBackend:
         with cuda.on(device), slots.one() as slot:
             # Whatever the slot did before is on its stream, so that it may be taken while that still runs.
             arrays = self._shared(self.inputs, feeds, slot)
-            batch = self._batch({name: array.shape for name, array in arrays.items()})
+            sizes = self._sizes({name: array.shape for name, array in arrays.items()})
             results = self._shared(self.outputs, out or {}, slot)
-            for port in (*self.inputs, *self.outputs):
-                self._check(port, batch, arrays.get(port.name) or results.get(port.name))
+            for port in self.inputs:
+                _check(port, LoadedEngine.shape(port, sizes), arrays[port.name])
+            bound = slot.bind(sizes)
+            for port in self.outputs:
+                if port.name in results:
+                    _check(port, bound.shapes[port.name], results[port.name])
             for name, array in results.items():
                 if array.read_only:
                     raise UsageError(f"'{name}' is read-only.", "", "Pass a writable array.")
@@ -180,11 +186,11 @@ class TensorRTBackend:
                 array = arrays[port.name]
                 copy = cuda.to_device if array.on_host else cuda.on_device
                 copy(slot.device[port.name], array.address, array.size, slot.stream)
-            slot.execute(batch, self._capturing)
+            slot.execute(bound, self._capturing)
             for port in self.outputs:
                 target = results.get(port.name)
                 if target is None:
-                    target = results[port.name] = self._result(port, batch)
+                    target = results[port.name] = self._result(port, bound.shapes[port.name])
                 copy = cuda.to_host if target.on_host else cuda.on_device
                 copy(target.address, slot.device[port.name], target.size, slot.stream)
             if stream is None:
@@ -205,73 +211,88 @@ class TensorRTBackend:
             if port.name in arrays
         }
 
-    def _check(self, port: Port, batch: int, array: DeviceArray | None) -> None:
-        wanted = LoadedEngine.shape(port, batch)
-        if array is not None and (array.dtype != port.dtype or array.shape != wanted):
-            raise ShapeError(
-                f"'{port.name}' is {array.dtype} {list(array.shape)}.",
-                f"Expected: {port.dtype} {list(wanted)}.",
-                "Convert it before inference.",
-            )
-
-    def _result(self, port: Port, batch: int) -> DeviceArray:
+    def _result(self, port: Port, shape: tuple[int, ...]) -> DeviceArray:
         """An output that outlives the call, in memory that the caller owns."""
         cuda, device = self._cuda, self._device
-        address = cuda.allocate(LoadedEngine.bytes(port, batch))
+        address = cuda.allocate(LoadedEngine.bytes(port, shape))
 
         def free() -> None:
             with suppress(EnvironmentProblem), cuda.on(device):
                 cuda.free(address)
 
         return DeviceArray(
-            address, LoadedEngine.shape(port, batch), port.dtype, device,
+            address, shape, port.dtype, device,
             release=lambda: cuda.when_allowed(free),
         )  # fmt: skip
 
-    def _read(self, address: int, port: Port, batch: int) -> NDArray[Any]:
-        """A view of the host memory."""
-        memory = (ctypes.c_uint8 * LoadedEngine.bytes(port, batch)).from_address(address)
-        view: NDArray[Any] = np.ctypeslib.as_array(memory).view(port.dtype)
-        return view.reshape(LoadedEngine.shape(port, batch))
-
-    def _batch_of(self, feeds: Feeds) -> int:
-        """The batch of a call.
+    def _sizes_of(self, feeds: Feeds) -> Sizes:
+        """The sizes of a call.
 
         Raises:
-            ShapeError: the engine was not built for it.
+            ShapeError: the engine was not built for them.
         """
-        return self._batch({name: array.shape for name, array in feeds.items()})
+        return self._sizes({name: array.shape for name, array in feeds.items()})
 
-    def _batch(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        """The batch of a call, which the engine was built for."""
-        free = [port.name for port in self.inputs if port.shape and port.shape[0] is None]
-        sizes = {shapes[name][0] if shapes[name] else -1 for name in free} or {self._largest}
-        (batch, *others) = sorted(sizes)
-        if others or not self.batches.smallest <= batch <= self._largest:
+    def _sizes(self, shapes: Mapping[str, tuple[int, ...]]) -> Sizes:
+        """The sizes of a call, which the engine was built for."""
+        batches, lengths = set[int](), set[int]()
+        for port in self.inputs:
+            for axis, (wanted, size) in enumerate(zip(port.shape, shapes[port.name], strict=False)):
+                if not isinstance(wanted, int):
+                    (lengths if axis else batches).add(size)
+        low, high = self._smallest, self._largest
+        if wrong := _outside(batches, low.batch, high.batch):
             raise ShapeError(
-                f"A batch of {' and '.join(map(str, sorted(sizes)))} images.",
-                f"{self._path} was built for {self.batches.smallest} to {self._largest}.",
+                f"A batch of {wrong} images.",
+                f"{self._path} was built for {low.batch} to {high.batch}.",
                 "Split the batch, or build the engine with another `--batch`.",
             )
-        return batch
+        if wrong := _outside(lengths, low.length, high.length):
+            raise ShapeError(
+                f"A length of {wrong}.",
+                f"{self._path} was built for {low.length} to {high.length}.",
+                "Cut longer inputs and pad shorter ones, or build the engine with another `--length`.",
+            )
+        return Sizes((batches or {high.batch}).pop(), (lengths or {high.length}).pop())
+
+
+def _outside(sizes: set[int], low: int, high: int) -> str:
+    """The sizes, in words, if they differ or one is out of range; empty otherwise."""
+    if len(sizes) <= 1 and all(low <= size <= high for size in sizes):
+        return ""
+    return " and ".join(map(str, sorted(sizes)))
+
+
+def _check(port: Port, wanted: tuple[int, ...], array: DeviceArray) -> None:
+    """Refuse an array that is not what an input or output needs."""
+    if array.dtype != port.dtype or array.shape != wanted:
+        raise ShapeError(
+            f"'{port.name}' is {array.dtype} {list(array.shape)}.",
+            f"Expected: {port.dtype} {list(wanted)}.",
+            "Convert it before inference.",
+        )
+
+
+def _read(address: int, port: Port, shape: tuple[int, ...]) -> NDArray[Any]:
+    """A view of the host memory."""
+    memory = (ctypes.c_uint8 * LoadedEngine.bytes(port, shape)).from_address(address)
+    view: NDArray[Any] = np.ctypeslib.as_array(memory).view(port.dtype)
+    return view.reshape(shape)
 
 
 # --- Profiling by layer (``IProfiler``) ---
 
 
 @contextmanager
-def profiled_engine(
-    engine: LoadedEngine, feeds: Feeds, batch: int, largest: int
-) -> Iterator[ProfiledEngine]:
+def profiled_engine(engine: LoadedEngine, feeds: Feeds, sizes: Sizes) -> Iterator[ProfiledEngine]:
     """An engine on inputs, in memory and on a stream separate from those of calls.
 
     Args:
-        batch: batch size of the inputs.
-        largest: batch that the engine was built for.
+        sizes: of the inputs.
     """
     cuda = engine.cuda
     with cuda.on(engine.device):
-        slot = Slot(engine, largest)
+        slot = Slot(engine)
         try:
             for port in engine.inputs:
                 array = np.ascontiguousarray(feeds[port.name])
@@ -279,7 +300,7 @@ def profiled_engine(
                 cuda.to_device(
                     slot.device[port.name], slot.host[port.name], array.nbytes, slot.stream
                 )
-            yield ProfiledEngine(engine, slot, batch)
+            yield ProfiledEngine(engine, slot, sizes)
         finally:
             slot.destroy()
 
@@ -287,11 +308,11 @@ def profiled_engine(
 class ProfiledEngine:
     """An engine with and without TensorRT's profiler: `ProfiledRuns`."""
 
-    def __init__(self, engine: LoadedEngine, slot: Slot, batch: int) -> None:
-        self._engine, self._slot, self._batch = engine, slot, batch
+    def __init__(self, engine: LoadedEngine, slot: Slot, sizes: Sizes) -> None:
+        self._engine, self._slot, self._sizes = engine, slot, sizes
         self._contexts = [engine.new_context(slot.scratch) for _ in range(2)]
         for context in self._contexts:
-            engine.bind(context, batch, slot.device)
+            engine.bind(context, sizes, slot.device, slot.room)
         self._reported = engine.profile(self._contexts[1])
         self._runs: list[list[tuple[str, float]]] = []
 
@@ -313,7 +334,7 @@ class ProfiledEngine:
         """What TensorRT reported. It reports only durations, so each layer begins where the previous one
         ends.
         """
-        layers = {layer.name: layer for layer in self._engine.layers(self._batch)}
+        layers = {layer.name: layer for layer in self._engine.layers(self._sizes)}
         runs, at = [], 0.0
         for run in self._runs:
             events = []

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -36,6 +36,21 @@ _DTYPES = {
 }
 
 
+class Sizes(NamedTuple):
+    """The sizes of a call that an engine leaves free.
+
+    Attributes:
+        batch: of the first axis.
+        length: of other axes of the inputs, such as that of a history; 0 if none is free.
+    """
+
+    batch: int
+    length: int = 0
+
+
+Shapes = Mapping[str, tuple[int, ...]]  # by name of the input or output
+
+
 class LoadedEngine:
     """An engine, checked against its metadata file and this machine, then loaded.
 
@@ -44,8 +59,10 @@ class LoadedEngine:
         device: number of the GPU. The methods must be called inside ``cuda.on(device)``.
 
     Attributes:
-        inputs, outputs: name, shape (None for the batch of an engine for several batch sizes) and type.
+        inputs, outputs: name, shape and type. Free sizes are None for the batch, ``L`` for the length of an
+            input, ``?`` for what TensorRT computes from them.
         engine_metadata: the description of the engine.
+        smallest, best, largest: the sizes that it was built for.
         scratch: bytes on the GPU that a context computes in.
 
     Raises:
@@ -56,6 +73,8 @@ class LoadedEngine:
     def __init__(self, path: Path, device: int = 0) -> None:
         self.path, self.device = path, device
         self.engine_metadata = metadata_files.read(path)
+        batch, length = self.engine_metadata.batch, self.engine_metadata.length or (0, 0, 0)
+        self.smallest, self.best, self.largest = map(Sizes, batch, length)
         self._trt = trt = import_for(self.engine_metadata.target)
         self.cuda: Cuda = load_cuda()
         plugin = check_machine(path, self.engine_metadata, trt, self.cuda, device)
@@ -85,7 +104,7 @@ class LoadedEngine:
         for index in range(engine.num_io_tensors):
             name = engine.get_tensor_name(index)
             kind = engine.get_tensor_dtype(name).name
-            shape = tuple(None if d < 0 else int(d) for d in engine.get_tensor_shape(name))
+            sizes = [int(d) for d in engine.get_tensor_shape(name)]
             if engine.get_tensor_location(name) != trt.TensorLocation.DEVICE:
                 raise ArtefactError(
                     f"{self.path} cannot be run by capsedge.",
@@ -93,38 +112,42 @@ class LoadedEngine:
                     f"Build it again: `{self.engine_metadata.rebuild}`.",
                 )
             is_input = engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT
-            if kind not in _DTYPES or None in shape[1:]:
+            if kind not in _DTYPES or (min(sizes[1:], default=0) < 0 and not self.largest.length):
                 raise ArtefactError(
                     f"{self.path} cannot be run by capsedge.",
-                    f"'{name}' has the type {kind} and the shape {list(shape)}; only the batch size "
-                    "may vary.",
+                    f"'{name}' has the type {kind} and the shape {sizes}; only the batch size may vary.",
                     f"Build it again: `{self.engine_metadata.rebuild}`.",
                 )
+            free = "L" if is_input else "?"
+            shape = tuple(d if d >= 0 else free if axis else None for axis, d in enumerate(sizes))
             (inputs if is_input else outputs).append(Port(name, shape, _DTYPES[kind]))
         return tuple(inputs), tuple(outputs)
 
     @staticmethod
-    def shape(port: Port, batch: int) -> tuple[int, ...]:
-        """The shape of an input or output at a batch size."""
-        return tuple(batch if d is None else int(d) for d in port.shape)
+    def shape(port: Port, sizes: Sizes) -> tuple[int, ...]:
+        """The shape of an input in a call."""
+        free = (sizes.batch, *[sizes.length] * len(port.shape))
+        return tuple(
+            d if isinstance(d, int) else size for d, size in zip(port.shape, free, strict=False)
+        )
 
     @staticmethod
-    def bytes(port: Port, batch: int) -> int:
-        """The size of an input or output at a batch size."""
-        return math.prod(LoadedEngine.shape(port, batch)) * np.dtype(port.dtype).itemsize
+    def bytes(port: Port, shape: Sequence[int]) -> int:
+        """The size of an input or output that has this shape."""
+        return math.prod(shape) * np.dtype(port.dtype).itemsize
 
-    def layers(self, batch: int) -> list[Layer]:
-        """TensorRT's description of the layers at a batch size.
+    def layers(self, sizes: Sizes) -> list[Layer]:
+        """TensorRT's description of the layers in a call of these sizes.
 
         Raises:
             CapsedgeError: the engine contains no details.
         """
         inspector = self._engine.create_engine_inspector()
-        # Without shapes, the layers of an engine for several batches have no formats. Nothing runs in this
+        # Without shapes, the layers of an engine for several sizes have no formats. Nothing runs in this
         # context, and the inspector does not keep it alive.
         context = self.new_context(0)
         for port in self.inputs:
-            context.set_input_shape(port.name, self.shape(port, batch))
+            context.set_input_shape(port.name, self.shape(port, sizes))
         inspector.execution_context = context
         information = inspector.get_engine_information(self._trt.LayerInformationFormat.JSON)
         return engine_layers.from_inspector(str(information))
@@ -171,28 +194,49 @@ class LoadedEngine:
             context.set_device_memory(scratch, self.scratch)
         return context
 
-    def bind(self, context: Any, batch: int, addresses: Mapping[str, int]) -> None:
-        """Set a context to a batch and to buffers.
+    def infer(self, context: Any, sizes: Sizes) -> Shapes:
+        """Set a context to the sizes of a call; returns the shapes of all inputs and outputs.
 
         Raises:
             ArtefactError: TensorRT refuses.
         """
         for port in self.inputs:
-            if not context.set_input_shape(port.name, self.shape(port, batch)):
+            if not context.set_input_shape(port.name, self.shape(port, sizes)):
                 raise self._failed("take the input shape")
-        for name, address in addresses.items():
-            if not context.set_tensor_address(name, address):
-                raise self._failed(f"take the address of '{name}'")
         try:
             missing = context.infer_shapes()
         except RuntimeError as error:  # the bindings' form of a refusal
             raise self._failed("infer its shapes") from error
         if missing:
             raise self._failed(f"infer its shapes without {', '.join(missing)}")
+        return {
+            port.name: tuple(int(d) for d in context.get_tensor_shape(port.name))
+            for port in (*self.inputs, *self.outputs)
+        }
+
+    def bind(
+        self, context: Any, sizes: Sizes, addresses: Mapping[str, int], room: Mapping[str, int]
+    ) -> Shapes:
+        """Set a context to the sizes of a call and to buffers.
+
+        Args:
+            addresses, room: of each buffer, its address and its bytes, by name of the input or output.
+
+        Returns:
+            The shapes of all inputs and outputs.
+
+        Raises:
+            ArtefactError: TensorRT refuses, or an output would not fit its buffer.
+        """
+        shapes = self.infer(context, sizes)
         for port in self.outputs:
-            found = tuple(int(d) for d in context.get_tensor_shape(port.name))
-            if found != self.shape(port, batch):
+            found = shapes[port.name]
+            if min(found, default=0) < 0 or self.bytes(port, found) > room[port.name]:
                 raise self._failed(f"keep '{port.name}' in its buffer: it became {list(found)}")
+        for name, address in addresses.items():
+            if not context.set_tensor_address(name, address):
+                raise self._failed(f"take the address of '{name}'")
+        return shapes
 
     @staticmethod
     def accepts(context: Any, stream: int) -> bool:

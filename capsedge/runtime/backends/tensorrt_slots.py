@@ -1,8 +1,8 @@
 """The slots that calls of an engine run in, each with its own stream, buffers and CUDA graphs.
 
 A graph belongs to the state of the context from which it was captured: TensorRT forbids changing the context
-afterwards. So a slot has one context for each of the batch sizes that it ran last, all in the same scratch
-memory, since only one runs at a time. The buffers have room for the largest batch and never move.
+afterwards. So a slot has one context for each of the sizes (batch and length) that it ran last, all in the
+same scratch memory, since only one runs at a time. The buffers have room for the largest sizes and stay.
 """
 
 from __future__ import annotations
@@ -15,18 +15,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from capsedge.errors import EnvironmentProblem, UsageError
-from capsedge.runtime.backends.tensorrt_engine import LoadedEngine
+from capsedge.runtime.backends.tensorrt_engine import LoadedEngine, Shapes, Sizes
 
 CONTEXTS = 4  # calls at the same time; more keep no GPU busier and cost memory
-GRAPHS = 8  # batch sizes per slot whose graphs are kept
+GRAPHS = 8  # sizes per slot whose graphs are kept
 _ATTEMPTS = 3  # to capture; another library may free memory in the middle of one
 
 
 @dataclass
-class _Bound:
-    """A context set to a batch."""
+class Bound:
+    """A context set to the sizes of a call.
+
+    Attributes:
+        shapes: of all inputs and outputs.
+    """
 
     context: Any
+    shapes: Shapes
     ran: bool = False
     graph: int = 0
 
@@ -55,24 +60,27 @@ class Slot:
     Attributes:
         stream: the stream of all its work.
         device, host: addresses of its buffers, by name of the input or output.
+        room: bytes of each buffer.
         scratch: address of the memory that its contexts compute in.
     """
 
-    def __init__(self, engine: LoadedEngine, largest: int) -> None:
+    def __init__(self, engine: LoadedEngine) -> None:
         cuda = engine.cuda
         self._engine = engine
-        self._bound: OrderedDict[int, _Bound] = OrderedDict()  # by batch size, latest used last
+        self._bound: OrderedDict[Sizes, Bound] = OrderedDict()  # latest used last
         self.scratch = 0
         self.device: dict[str, int] = {}
         self.host: dict[str, int] = {}
+        self.room: dict[str, int] = {}
         self.stream = cuda.create_stream()
         try:
             self.scratch = cuda.allocate(engine.scratch)
+            self._spare = engine.new_context(self.scratch)
+            shapes = engine.infer(self._spare, engine.largest)
             for port in (*engine.inputs, *engine.outputs):
-                size = engine.bytes(port, largest)
+                size = self.room[port.name] = engine.bytes(port, shapes[port.name])
                 self.device[port.name] = cuda.allocate(size)
                 self.host[port.name] = cuda.allocate_host(size)
-            self._spare = engine.new_context(self.scratch)
         except BaseException:
             self.destroy()
             raise
@@ -98,14 +106,16 @@ class Slot:
         with suppress(EnvironmentProblem):
             cuda.destroy_stream(self.stream)
 
-    def execute(self, batch: int, capturing: Capturing) -> None:
+    def execute(self, bound: Bound, capturing: Capturing) -> None:
         """Enqueue the inference on the stream.
 
-        The first run of a batch size uses no graph, as TensorRT requires; the second is captured, and later
+        The first run of some sizes uses no graph, as TensorRT requires; the second is captured, and later
         runs launch the graph.
+
+        Args:
+            bound: the result of `bind`.
         """
         engine, cuda = self._engine, self._engine.cuda
-        bound = self._for(batch)
         if not bound.ran:
             engine.enqueue(bound.context, self.stream)
             bound.ran = True
@@ -122,11 +132,16 @@ class Slot:
         else:
             engine.enqueue(bound.context, self.stream)
 
-    def _for(self, batch: int) -> _Bound:
-        """The context for a batch size: the one set to it, a new one, or the least recently used one."""
-        found = self._bound.get(batch)
+    def bind(self, sizes: Sizes) -> Bound:
+        """The context for the sizes of a call: that set to them, a new one, or the least recently used one.
+
+        Raises:
+            ArtefactError: TensorRT refuses the sizes.
+            EnvironmentProblem: memory ran out.
+        """
+        found = self._bound.get(sizes)
         if found is not None:
-            self._bound.move_to_end(batch)
+            self._bound.move_to_end(sizes)
             return found
         cuda = self._engine.cuda
         context, self._spare = self._spare, None
@@ -138,8 +153,8 @@ class Slot:
             if oldest.graph:
                 cuda.destroy_graph(oldest.graph)
             context = oldest.context
-        self._engine.bind(context, batch, self.device)
-        bound = self._bound[batch] = _Bound(context)
+        shapes = self._engine.bind(context, sizes, self.device, self.room)
+        bound = self._bound[sizes] = Bound(context, shapes)
         return bound
 
 
@@ -153,14 +168,12 @@ class Slots:
         engine: the engine.
     """
 
-    def __init__(self, engine: LoadedEngine, largest: int, most: int) -> None:
-        self.engine, self._largest = engine, largest
+    def __init__(self, engine: LoadedEngine, most: int) -> None:
+        self.engine = engine
         self._room = threading.BoundedSemaphore(most)
         self._lock = threading.Lock()
         self._ended = False
-        self._free = [
-            Slot(engine, largest)
-        ]  # too little memory is found now, not at the first image
+        self._free = [Slot(engine)]  # too little memory is found now, not at the first image
 
     @contextmanager
     def one(self) -> Iterator[Slot]:
@@ -169,7 +182,7 @@ class Slots:
             with self._lock:
                 slot = self._free.pop() if self._free else None
             if slot is None:
-                slot = Slot(self.engine, self._largest)
+                slot = Slot(self.engine)
             try:
                 yield slot
             except BaseException as error:

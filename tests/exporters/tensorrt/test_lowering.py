@@ -255,8 +255,11 @@ def test_quantized_capsule_operators_are_refused() -> None:
         lowering.check(model)
 
 
-def test_a_free_length_is_refused(tmp_path: Path) -> None:
+def test_the_length_of_an_engine(tmp_path: Path) -> None:
+    """By default to the longest that the file states; none where the file's is fixed."""
     free = onnx.load(table_file(tmp_path / "free.onnx"))
-    with pytest.raises(UnsupportedModelError, match=r"'hist' has the shape \[N, L\].\nIn engines"):
-        lowering.check(free)
-    lowering.check(onnx.load(table_file(tmp_path / "fixed.onnx", length=5)))
+    fixed = onnx.load(table_file(tmp_path / "fixed.onnx", length=5))
+    for model, wanted in ((free, (1, 6, 6)), (fixed, ())):
+        lowering.check(model)
+        assert lowering.choose_length(model, None) == wanted
+    assert lowering.choose_length(free, (2, 3, 4)) == (2, 3, 4)

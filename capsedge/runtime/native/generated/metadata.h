@@ -127,7 +127,7 @@ constexpr std::string_view kChosenScoresMembers[] = {"reason", "made_of", "class
 constexpr std::string_view kEngineMembers[] = {
     "schema", "engine_sha256", "engine_bytes", "machine", "plugin", "plugin_library", "plugin_sha256", "precision",
     "layers", "batch", "source", "source_sha256", "metadata", "command", "products", "target",
-    "compute_capabilities",
+    "compute_capabilities", "length",
 };
 constexpr std::string_view kInputMembers[] = {"entries", "longest"};
 constexpr std::string_view kMachineMembers[] = {

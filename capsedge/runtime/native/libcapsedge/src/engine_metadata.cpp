@@ -47,6 +47,21 @@ bool same_tensorrt(const std::string& built, const std::string& here) {
   return known >= 3 && std::equal(a.begin(), a.begin() + static_cast<std::ptrdiff_t>(known), b.begin());
 }
 
+EngineMetadata::Range range_of(const Json& json, const char* name) {
+  const std::vector<Json>& sizes = json.member(name, Json::kArray).items;
+  if (sizes.size() != 3) throw JsonError("'" + std::string(name) + "' has " + std::to_string(sizes.size()) + " sizes");
+  const EngineMetadata::Range range{sizes[0].whole(), sizes[1].whole(), sizes[2].whole()};
+  if (range.smallest < 1 || range.smallest > range.best || range.best > range.largest || range.largest > INT32_MAX)
+    throw JsonError("'" + std::string(name) + "' is not smallest, best and largest");
+  return range;
+}
+
+// As `capsedge build` takes it.
+std::string text_of_range(const EngineMetadata::Range& range) {
+  const std::string low = std::to_string(range.smallest), high = std::to_string(range.largest);
+  return low == high ? low : low + ":" + std::to_string(range.best) + ":" + high;
+}
+
 EngineMetadata parse(const Json& json) {
   const int64_t schema = json.member("schema", Json::kInteger).integer;
   if (schema != spec::kEngineSchema)
@@ -65,11 +80,9 @@ EngineMetadata parse(const Json& json) {
   p.plugin = text_of(known_word<spec::Plugin>(text(json, "plugin"), "plugin"));
   p.precision = text_of(known_word<spec::Precision>(text(json, "precision"), "precision"));
   p.source = text(json, "source");
-  const std::vector<Json>& batch = json.member("batch", Json::kArray).items;
-  if (batch.size() != 3) throw JsonError("'batch' has " + std::to_string(batch.size()) + " sizes");
-  p.smallest_batch = batch[0].whole(), p.best_batch = batch[1].whole(), p.largest_batch = batch[2].whole();
-  if (p.smallest_batch < 1 || p.smallest_batch > p.best_batch || p.best_batch > p.largest_batch || p.largest_batch > INT32_MAX)
-    throw JsonError("'batch' is not smallest, best and largest");
+  p.batch = range_of(json, "batch");
+  const Json* const length = json.find("length");
+  if (length != nullptr && !json.member("length", Json::kArray).items.empty()) p.length = range_of(json, "length");
   for (const auto& [name, value] : json.member("metadata", Json::kObject).members) p.metadata[name] = value.string();
   if (json.find("products") != nullptr)
     for (const auto& product : json.member("products", Json::kObject).members) product.second.check(Json::kInteger);
@@ -87,12 +100,11 @@ EngineMetadata parse(const Json& json) {
 }  // namespace
 
 std::string EngineMetadata::rebuild() const {
-  const std::string low = std::to_string(smallest_batch), high = std::to_string(largest_batch);
   std::string target;
   for (const std::string& capability : compute_capabilities)
     target += (target.empty() ? " --target tensorrt-rtx --compute-capability " : ",") + capability;
   return "capsedge build " + (is_plain(source) ? source : "MODEL.onnx") + " --plugin " + plugin + target + " --precision " + precision +
-         (low == high ? " --batch " + low : " --batch " + low + ":" + std::to_string(best_batch) + ":" + high);
+         " --batch " + text_of_range(batch) + (length.largest > 0 ? " --length " + text_of_range(length) : "");
 }
 
 EngineMetadata parse_engine_metadata(std::string_view document) { return parse(parse_json(document)); }

@@ -19,7 +19,10 @@ struct EngineMetadata {
   Machine machine;
   std::string plugin_sha256;  // empty: no plugin is needed
   std::string plugin, precision, source;
-  int64_t smallest_batch = 1, best_batch = 1, largest_batch = 1;
+  struct Range {
+    int64_t smallest = 0, best = 0, largest = 0;
+  };
+  Range batch, length;  // of the length 0 where the ONNX file leaves none free
   std::map<std::string, std::string> metadata;
   // An engine of TensorRT-RTX, for GPUs of these compute capabilities; otherwise one of TensorRT, for this machine's GPU.
   bool portable = false;

@@ -28,22 +28,24 @@ std::vector<int64_t> shape_of(const nvinfer1::Dims& dims) {
   return std::vector<int64_t>(dims.d, dims.d + std::max(0, dims.nbDims));
 }
 
-}  // namespace
-
-nvinfer1::Dims dims_for(const Port& port, int64_t batch) {
+// Of an input.
+nvinfer1::Dims dims_for(const Port& port, const Sizes& sizes) {
   nvinfer1::Dims dims{};
   dims.nbDims = static_cast<int32_t>(port.shape.size());
-  for (size_t i = 0; i < port.shape.size(); ++i) dims.d[i] = port.shape[i] < 0 ? batch : port.shape[i];
+  for (size_t i = 0; i < port.shape.size(); ++i)
+    dims.d[i] = port.shape[i] >= 0 ? port.shape[i] : i == 0 ? sizes.batch : sizes.length;
   return dims;
 }
 
-size_t bytes_for(const Port& port, int64_t batch) {
+}  // namespace
+
+size_t bytes_of(const Port& port, const nvinfer1::Dims& dims) {
   size_t bytes = element_bytes(port.type);
-  for (const int64_t d : port.shape) bytes *= static_cast<size_t>(d < 0 ? batch : d);
+  for (int32_t i = 0; i < dims.nbDims; ++i) bytes *= static_cast<size_t>(dims.d[i]);
   return bytes;
 }
 
-Buffer::Buffer(const Cuda& cuda, size_t bytes) : cuda_(cuda), device_(cuda.allocate(bytes)) {
+Buffer::Buffer(const Cuda& cuda, size_t bytes) : cuda_(cuda), bytes_(bytes), device_(cuda.allocate(bytes)) {
   try {
     host_ = cuda.allocate_host(bytes);
   } catch (...) {
@@ -108,7 +110,7 @@ void TensorRtEngine::read_ports() {
     port.shape = shape_of(engine_->getTensorShape(port.name.c_str()));
     const bool free_behind = std::any_of(port.shape.begin() + (port.shape.empty() ? 0 : 1), port.shape.end(),
                                          [](int64_t d) { return d < 0; });
-    if (port.type == CAPSEDGE_OTHER || free_behind || port.shape.size() > CAPSEDGE_MAX_RANK)
+    if (port.type == CAPSEDGE_OTHER || (free_behind && largest.length == 0) || port.shape.size() > CAPSEDGE_MAX_RANK)
       throw Failure(CAPSEDGE_ARTEFACT, path_ + " cannot be run by capsedge.",
                     "'" + port.name + "' has the type " + type_name(port.type) + " and the shape " +
                         shape_text(port.shape.data(), port.shape.size()) + "; only the batch size may vary.",
@@ -147,32 +149,47 @@ std::unique_ptr<nvinfer1::IExecutionContext> TensorRtEngine::new_context(void* s
   return context;
 }
 
-Buffers TensorRtEngine::new_buffers(int64_t largest) const {
+Buffers TensorRtEngine::new_buffers(const Shapes& shapes) const {
   Buffers made;
-  const auto make = [&](const std::vector<Port>& ports, std::vector<std::unique_ptr<Buffer>>& to) {
-    for (const Port& port : ports) to.push_back(std::make_unique<Buffer>(cuda, bytes_for(port, largest)));
+  const auto make = [&](const std::vector<Port>& ports, const std::vector<nvinfer1::Dims>& dims,
+                        std::vector<std::unique_ptr<Buffer>>& to) {
+    for (size_t i = 0; i < ports.size(); ++i) to.push_back(std::make_unique<Buffer>(cuda, bytes_of(ports[i], dims[i])));
   };
-  make(inputs, made.inputs), make(outputs, made.outputs), make(left_out, made.left_out);
+  make(inputs, shapes.inputs, made.inputs);
+  make(outputs, shapes.outputs, made.outputs);
+  make(left_out, shapes.left_out, made.left_out);
   return made;
 }
 
-void TensorRtEngine::bind(nvinfer1::IExecutionContext& context, int64_t batch, const Buffers& buffers) const {
-  for (const Port& port : inputs)
-    if (!context.setInputShape(port.name.c_str(), dims_for(port, batch))) fail("take the input shape");
-  for (size_t i = 0; i < inputs.size(); ++i) set_address(context, inputs[i], *buffers.inputs[i]);
-  for (size_t i = 0; i < outputs.size(); ++i) set_address(context, outputs[i], *buffers.outputs[i]);
-  for (size_t i = 0; i < left_out.size(); ++i) set_address(context, left_out[i], *buffers.left_out[i]);
+Shapes TensorRtEngine::infer(nvinfer1::IExecutionContext& context, const Sizes& sizes) const {
+  Shapes shapes;
+  for (const Port& port : inputs) {
+    shapes.inputs.push_back(dims_for(port, sizes));
+    if (!context.setInputShape(port.name.c_str(), shapes.inputs.back())) fail("take the input shape");
+  }
   const char* missing = nullptr;
   if (context.inferShapes(1, &missing) != 0) fail(std::string("infer its shapes") + (missing ? std::string(" without ") + missing : ""));
-  for (const auto* ports : {&outputs, &left_out}) {
-    for (const Port& port : *ports) {
-      const std::vector<int64_t> found = shape_of(context.getTensorShape(port.name.c_str())), wanted = shape_of(dims_for(port, batch));
-      if (found != wanted) fail("keep '" + port.name + "' in its buffer: it became " + shape_text(found.data(), found.size()));
-    }
-  }
+  for (const Port& port : outputs) shapes.outputs.push_back(context.getTensorShape(port.name.c_str()));
+  for (const Port& port : left_out) shapes.left_out.push_back(context.getTensorShape(port.name.c_str()));
+  return shapes;
 }
 
-void TensorRtEngine::set_address(nvinfer1::IExecutionContext& context, const Port& port, const Buffer& buffer) const {
+Shapes TensorRtEngine::bind(nvinfer1::IExecutionContext& context, const Sizes& sizes, const Buffers& buffers) const {
+  Shapes shapes = infer(context, sizes);
+  const auto set = [&](const std::vector<Port>& ports, const std::vector<nvinfer1::Dims>& dims,
+                       const std::vector<std::unique_ptr<Buffer>>& to) {
+    for (size_t i = 0; i < ports.size(); ++i) set_buffer(context, ports[i], dims[i], *to[i]);
+  };
+  set(inputs, shapes.inputs, buffers.inputs);
+  set(outputs, shapes.outputs, buffers.outputs);
+  set(left_out, shapes.left_out, buffers.left_out);
+  return shapes;
+}
+
+void TensorRtEngine::set_buffer(nvinfer1::IExecutionContext& context, const Port& port, const nvinfer1::Dims& dims,
+                                const Buffer& buffer) const {
+  if (std::any_of(dims.d, dims.d + dims.nbDims, [](int64_t d) { return d < 0; }) || bytes_of(port, dims) > buffer.bytes())
+    fail("keep '" + port.name + "' in its buffer: it became " + shape_text(dims.d, static_cast<size_t>(dims.nbDims)));
   if (!context.setTensorAddress(port.name.c_str(), buffer.device())) fail("take the address of '" + port.name + "'");
 }
 

@@ -24,11 +24,24 @@ class Buffer {
   Buffer& operator=(const Buffer&) = delete;
   void* device() const { return device_; }
   void* host() const { return host_; }
+  size_t bytes() const { return bytes_; }
 
  private:
   const Cuda& cuda_;
+  const size_t bytes_;
   void* device_;
   void* host_ = nullptr;
+};
+
+// The sizes of a run that an engine leaves free: the first axis, and other axes of the inputs, such as a history's.
+struct Sizes {
+  int64_t batch = 0, length = 0;
+  bool operator==(const Sizes& other) const { return batch == other.batch && length == other.length; }
+};
+
+// The shapes of all ports in a run, in order.
+struct Shapes {
+  std::vector<nvinfer1::Dims> inputs, outputs, left_out;
 };
 
 // The memory of all ports, in order.
@@ -39,7 +52,9 @@ struct Buffers {
 class TensorRtEngine {
  public:
   TensorRtEngine(const std::string& path, const EngineMetadata& engine_metadata, int32_t device, const std::string& library)
-      : cuda(capsedge::libcapsedge::cuda()), device(device), path_(path), command_(engine_metadata.rebuild()),
+      : cuda(capsedge::libcapsedge::cuda()), device(device),
+        smallest{engine_metadata.batch.smallest, engine_metadata.length.smallest},
+        largest{engine_metadata.batch.largest, engine_metadata.length.largest}, path_(path), command_(engine_metadata.rebuild()),
         trt_(tensorrt(engine_metadata.portable, library)) {}
 
   // Compares the metadata file with this machine; the plugin library that the engine needs, or empty. Throws Failure.
@@ -64,14 +79,18 @@ class TensorRtEngine {
   // A context that computes in `scratch`, memory of `scratch_bytes` on the GPU; contexts that never run at the same time
   // may share it.
   std::unique_ptr<nvinfer1::IExecutionContext> new_context(void* scratch) const;
-  Buffers new_buffers(int64_t largest) const;
-  void bind(nvinfer1::IExecutionContext& context, int64_t batch, const Buffers& buffers) const;
+  // Sets a context to the sizes of a run; the shapes of all ports.
+  Shapes infer(nvinfer1::IExecutionContext& context, const Sizes& sizes) const;
+  Buffers new_buffers(const Shapes& shapes) const;
+  // The same for a context that then runs in these buffers.
+  Shapes bind(nvinfer1::IExecutionContext& context, const Sizes& sizes, const Buffers& buffers) const;
   bool accepts(nvinfer1::IExecutionContext& context, CudaStream stream) const;
   void enqueue(nvinfer1::IExecutionContext& context, CudaStream stream) const;
 
   // Opened before TensorRT, because some builds of it look for it among the open libraries.
   const Cuda& cuda;
   const int32_t device;
+  const Sizes smallest, largest;  // that it was built for
   std::vector<Port> inputs, outputs, left_out;
   size_t scratch_bytes = 0;
 
@@ -81,7 +100,7 @@ class TensorRtEngine {
   Machine this_machine() const;
   void read_ports();
   void leave_out(const std::vector<std::string>& keep);
-  void set_address(nvinfer1::IExecutionContext& context, const Port& port, const Buffer& buffer) const;
+  void set_buffer(nvinfer1::IExecutionContext& context, const Port& port, const nvinfer1::Dims& dims, const Buffer& buffer) const;
 
   const std::string path_, command_;
   TensorRt& trt_;
@@ -91,7 +110,6 @@ class TensorRtEngine {
   mutable std::mutex creating_;
 };
 
-nvinfer1::Dims dims_for(const Port& port, int64_t batch);
-size_t bytes_for(const Port& port, int64_t batch);
+size_t bytes_of(const Port& port, const nvinfer1::Dims& dims);
 
 }  // namespace capsedge::libcapsedge

@@ -6,7 +6,7 @@ namespace capsedge::libcapsedge {
 
 namespace {
 
-constexpr size_t kGraphs = 8;  // number of batch sizes per slot whose graphs are kept
+constexpr size_t kGraphs = 8;  // number of sizes per slot whose graphs are kept
 
 }  // namespace
 
@@ -17,15 +17,15 @@ void Capturing::failed(std::string why) {
   because_.store(words_.c_str(), std::memory_order_release);
 }
 
-Slot::Slot(const TensorRtEngine& engine, int64_t largest) : engine_(engine) {
+Slot::Slot(const TensorRtEngine& engine) : engine_(engine) {
   try {
     stream_ = engine.cuda.create_stream();
     event_ = engine.cuda.create_event();
     scratch_ = engine.cuda.allocate(engine.scratch_bytes);
-    buffers_ = engine.new_buffers(largest);
     bound_.reserve(kGraphs);
     bound_.emplace_back();
     bound_.back().context = engine.new_context(scratch_);
+    buffers_ = engine.new_buffers(engine.infer(*bound_.back().context, engine.largest));
   } catch (...) {
     destroy();
     throw;
@@ -49,9 +49,8 @@ void Slot::destroy() noexcept {
   if (stream_) cuda.destroy_stream(stream_);
 }
 
-void Slot::execute(int64_t batch, Capturing& capturing) {
+void Slot::execute(Bound& bound, Capturing& capturing) {
   const Cuda& cuda = engine_.cuda;
-  Bound& bound = bound_for(batch);
   bound.used = ++runs_;
   if (!bound.ran) {
     engine_.enqueue(*bound.context, stream_);
@@ -68,12 +67,11 @@ void Slot::execute(int64_t batch, Capturing& capturing) {
   else engine_.enqueue(*bound.context, stream_);
 }
 
-// The context for a batch size: its own, a new one, or the least recently used one.
-Slot::Bound& Slot::bound_for(int64_t batch) {
-  const auto found = std::find_if(bound_.begin(), bound_.end(), [batch](const Bound& b) { return b.batch == batch; });
+Slot::Bound& Slot::bind(const Sizes& sizes) {
+  const auto found = std::find_if(bound_.begin(), bound_.end(), [&sizes](const Bound& b) { return b.sizes == sizes; });
   if (found != bound_.end()) return *found;
   auto chosen = std::min_element(bound_.begin(), bound_.end(), [](const Bound& a, const Bound& b) { return a.used < b.used; });
-  if (chosen->batch != 0 && bound_.size() < kGraphs) {
+  if (chosen->sizes.batch != 0 && bound_.size() < kGraphs) {
     std::unique_ptr<nvinfer1::IExecutionContext> context = engine_.new_context(scratch_);
     chosen = bound_.emplace(bound_.end());
     chosen->context = std::move(context);
@@ -84,15 +82,15 @@ Slot::Bound& Slot::bound_for(int64_t batch) {
   }
   chosen->graph = nullptr;
   chosen->ran = false;
-  chosen->batch = 0;
-  engine_.bind(*chosen->context, batch, buffers_);
-  chosen->batch = batch;
+  chosen->sizes = {};
+  chosen->shapes = engine_.bind(*chosen->context, sizes, buffers_);
+  chosen->sizes = sizes;
   return *chosen;
 }
 
-Slots::Slots(const TensorRtEngine& engine, int64_t largest, size_t most) : engine_(engine), largest_(largest), most_(most) {
+Slots::Slots(const TensorRtEngine& engine, size_t most) : engine_(engine), most_(most) {
   free_.reserve(most);
-  free_.push_back(std::make_unique<Slot>(engine, largest));  // a lack of memory is detected now, not at the first image
+  free_.push_back(std::make_unique<Slot>(engine));  // a lack of memory is detected now, not at the first image
   made_ = 1;
 }
 
@@ -114,7 +112,7 @@ std::unique_ptr<Slot> Slots::take() {
     ++made_;
   }
   try {
-    return std::make_unique<Slot>(engine_, largest_);
+    return std::make_unique<Slot>(engine_);
   } catch (...) {
     lost();
     throw;

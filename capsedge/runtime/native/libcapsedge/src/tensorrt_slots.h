@@ -1,8 +1,8 @@
 // Slots in which an engine runs: a limited number, each with its own stream, buffers and CUDA graphs.
 //
 // A graph belongs to the context from which it was captured, and TensorRT forbids changing that context afterwards. So
-// a slot has one context for each of its most recent batch sizes. They share scratch memory, since only one runs at a
-// time. The buffers have room for the largest batch and never move.
+// a slot has one context for each of its most recent sizes (batch and length). They share scratch memory, since only one runs at a
+// time. The buffers have room for the largest sizes and never move.
 #pragma once
 
 #include <atomic>
@@ -31,14 +31,25 @@ class Capturing {
 
 class Slot {
  public:
-  Slot(const TensorRtEngine& engine, int64_t largest);
+  explicit Slot(const TensorRtEngine& engine);
   ~Slot();
   Slot(const Slot&) = delete;
   Slot& operator=(const Slot&) = delete;
 
-  // Puts the inference on the stream. The first run of a batch size is a plain one, as TensorRT requires; the second is
+  // A context that is set to the sizes of a run.
+  struct Bound {
+    std::unique_ptr<nvinfer1::IExecutionContext> context;
+    Sizes sizes;  // a batch of 0: none yet
+    Shapes shapes;
+    bool ran = false;
+    CudaGraph graph = nullptr;
+    uint64_t used = 0;
+  };
+  // The context for these sizes: their own, a new one, or the least recently used one. Valid until the next call.
+  Bound& bind(const Sizes& sizes);
+  // Puts the inference on the stream. The first run of some sizes is a plain one, as TensorRT requires; the second is
   // captured, and later ones launch its graph. Runs that cannot be captured always use no graph.
-  void execute(int64_t batch, Capturing& capturing);
+  void execute(Bound& bound, Capturing& capturing);
 
   // All of a slot's work is on its stream, which synchronizes with other streams without the host.
   CudaStream stream() const { return stream_; }
@@ -48,14 +59,6 @@ class Slot {
   const Buffers& buffers() const { return buffers_; }
 
  private:
-  struct Bound {
-    std::unique_ptr<nvinfer1::IExecutionContext> context;
-    int64_t batch = 0;
-    bool ran = false;
-    CudaGraph graph = nullptr;
-    uint64_t used = 0;
-  };
-  Bound& bound_for(int64_t batch);
   void destroy() noexcept;
 
   const TensorRtEngine& engine_;
@@ -72,7 +75,7 @@ class Slots {
  public:
   static constexpr size_t kContexts = 4;  // more would cost memory without keeping a GPU busier
 
-  Slots(const TensorRtEngine& engine, int64_t largest, size_t most);
+  Slots(const TensorRtEngine& engine, size_t most);
 
   // A free slot for the duration of a run; waits while all of them are in use. A slot that is not returned by `done` is
   // discarded.
@@ -100,7 +103,6 @@ class Slots {
   void lost();
 
   const TensorRtEngine& engine_;
-  const int64_t largest_;
   const size_t most_;
   std::mutex mutex_;
   std::condition_variable changed_;
