@@ -59,8 +59,9 @@ MAX_USER_CASES = 64  # how many of the user's inputs are compared
 def input_cases(example: Sequence[Tensor], batches: Sequence[int]) -> list[Case]:
     """Random and hard inputs of the shapes and types of the example, one list of tensors per case.
 
-    Zeros; values of 1e-6 and 1e3 times the usual; all equal (every child ties); one spike. Integers, which
-    may be indices, are the example's, or lie between the example's at the same position.
+    Zeros; values of 1e-6 and 1e3 times the usual; all equal (every child ties); one spike; zeros and ones
+    among other values, as in masks. Integers, which may be indices, are the example's, or lie between the
+    example's at the same position.
     """
     generator, indices = (torch.Generator().manual_seed(seed) for seed in (0, 4))
 
@@ -86,10 +87,13 @@ def input_cases(example: Sequence[Tensor], batches: Sequence[int]) -> list[Case]
             elif kind == "spike":
                 value = torch.zeros(shape)
                 value.flatten(1)[:, value[0].numel() // 2] = 1.0
+            elif kind == "mixed":
+                exact = torch.randint(3, shape, generator=generator)
+                value = torch.where(exact < 2, exact.to(value.dtype), value)
             inputs.append(value.to(x.dtype))
         return inputs
 
-    kinds = ("uniform", "normal", "zero", "tiny", "huge", "equal", "spike")
+    kinds = ("uniform", "normal", "zero", "tiny", "huge", "equal", "spike", "mixed")
     return [(f"{kind}, batch {n}", fill(kind, n)) for n in batches for kind in kinds]
 
 

@@ -73,7 +73,8 @@ def test_random_values_and_hard_cases(files: dict[str, Path]) -> None:
     made = capsedge.verify(Pair(), files["pair"], capsedge.VerifyOptions(limit=20))
     assert made.passed, made.failures
     assert made.samples["images"] == 20
-    assert set(made.hard_cases["names"]) == {"normal", "zero", "tiny", "huge", "equal", "spike"}
+    kinds = {"normal", "zero", "tiny", "huge", "equal", "spike", "mixed"}
+    assert set(made.hard_cases["names"]) == kinds
     failed = capsedge.verify(Pair(1.001), files["pair"])
     assert "on the samples" in " ".join(failed.failures)
     assert failed.routing_errors is None

@@ -152,7 +152,10 @@ def find_candidates(graph: Values) -> list[Candidate]:
 
 
 def _vote_candidates(graph: Values, softmax: Softmax) -> list[str]:
-    """Ancestors that have several elements per coupling and are read by at least two nodes."""
+    """Ancestors that have elements for each coupling and are read by at least two nodes.
+
+    Those with only one come last: they are more likely to be logits.
+    """
     size = graph.sizes[softmax.name]
     leaky = size // softmax.axis * (softmax.axis - 1)
     ranked = []
@@ -167,5 +170,5 @@ def _vote_candidates(graph: Values, softmax: Softmax) -> list[str]:
             continue
         readers = len({id(n) for n in graph.users.get(name, ())})
         if readers >= 2:
-            ranked.append((distance - 3 * readers, name))
-    return [name for _, name in sorted(ranked)[:_LOOKED_AT]]
+            ranked.append((votes <= size, distance - 3 * readers, name))
+    return [name for *_, name in sorted(ranked)[:_LOOKED_AT]]

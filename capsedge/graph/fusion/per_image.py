@@ -298,29 +298,33 @@ def fit_per_image(
         function = graph.function(region.cut, [end])
         for chosen in itertools.product(*hypotheses):
             if _agrees(graph, function, chosen, layout, roles, kind, rtol):
-                return region, chosen
+                return region, tuple(itertools.chain.from_iterable(chosen))
     raise NoMatch(MORE)
 
 
-def _hypotheses(graph: Values, name: str, roles: Layout) -> Iterator[PerImage]:
+def _hypotheses(graph: Values, name: str, roles: Layout) -> Iterator[tuple[PerImage, ...]]:
+    """The effects that a tensor may have. A mask may be applied both before and after the softmax."""
     kind, shape = graph.kind(name), graph.shapes[name]
     batch, parents, children = roles.part(0), roles.part(1), roles.part(2)
     first = None if roles.batch is None else 0
     forms = ["nonzero", "zero"] if kind == np.bool_ else ["value", "nonzero", "zero"]
+    of_children = list(layouts(shape, [batch, children], first))
     for prior, form in itertools.product((False, True), forms):
         if prior and form == "value" and not np.issubdtype(kind, np.floating):
             continue
-        for layout in layouts(shape, [batch, children], first):
-            yield PerImage(name, layout, prior, form)
+        for layout in of_children:
+            yield (PerImage(name, layout, prior, form),)
         if prior and form == "value":
             for layout in layouts(shape, [batch, children, parents], first):
-                yield PerImage(name, layout, prior, form)
+                yield (PerImage(name, layout, prior, form),)
+    for before, after, layout in itertools.product(("nonzero", "zero"), forms, of_children):
+        yield PerImage(name, layout, True, before), PerImage(name, layout, False, after)
 
 
 def _agrees(
     graph: Values,
     function: Function,
-    chosen: Sequence[PerImage],
+    chosen: Sequence[Sequence[PerImage]],
     layout: Layout,
     roles: Layout,
     kind: Dynamic,
@@ -329,13 +333,14 @@ def _agrees(
     rng = np.random.default_rng(17)
     for size in (0.3, 2.0, 1e-2, 20.0):
         votes = size * rng.standard_normal(roles.shape)
-        values = [_drawn(graph, b, rng) for b in chosen]
-        prior = sum(
-            (b.couplings(x) for b, x in zip(chosen, values, strict=True) if b.prior), np.zeros(())
-        )
-        mask = np.ones(())
-        for b, x in zip(chosen, values, strict=True):
-            mask = mask if b.prior else mask * b.couplings(x)
+        values = [_drawn(graph, effects[0], rng) for effects in chosen]
+        prior, mask = np.zeros(()), np.ones(())
+        for effects, x in zip(chosen, values, strict=True):
+            for each in effects:
+                if each.prior:
+                    prior = prior + each.couplings(x)
+                else:
+                    mask = mask * each.couplings(x)
         wanted = layout.read(function(votes, *values)[0])
         found = kind(roles.read(votes), prior, mask)
         if not excess_of(found, wanted, rtol, 1e-9) <= 1:
@@ -344,13 +349,16 @@ def _agrees(
 
 
 def _drawn(graph: Values, term: PerImage, rng: np.random.Generator) -> Array:
-    """Values of a tensor; for a mask, one image keeps all children and another keeps none."""
+    """Values of a tensor, zeros and ones among them, on which masks depend.
+
+    If it has one for each child, one image keeps all children and another keeps none.
+    """
     shape, kind = graph.shapes[term.name], graph.kind(term.name)
-    if term.prior and term.form == "value":
-        return rng.standard_normal(shape)
-    if term.form == "value" and np.issubdtype(kind, np.floating):
-        return 2 * rng.random(shape)
-    most = 3 if np.issubdtype(kind, np.integer) else 2
-    x = term.layout.read(rng.integers(most, size=shape)).copy()
+    x = rng.integers(2 if kind == np.bool_ else 3, size=shape).astype(np.float64)
+    if np.issubdtype(kind, np.floating):
+        x = np.where(rng.random(shape) < 0.5, x, 2 * rng.standard_normal(shape))
+    if len(term.layout.groups) == 3:
+        return x
+    x = term.layout.read(x).copy()
     x[0], x[-1] = 1, 0
     return term.layout.write(x)

@@ -186,7 +186,7 @@ def _cases(graph: Values, fixed: int) -> Iterator[tuple[str, dict[str, Array]]]:
     rng = np.random.default_rng(11)
     free = FREED if fixed else _BATCHES
     for batch in free if graph.free else (graph.batch,):
-        for kind in ("uniform", "normal", "zero", "tiny", "large", "equal", "spike"):
+        for kind in ("uniform", "normal", "zero", "tiny", "large", "equal", "spike", "mixed"):
             feeds = {}
             for name, plain in graph.feeds(batch, seed=12).items():
                 x = plain
@@ -208,6 +208,9 @@ def _drawn(kind: str, shape: tuple[int, ...], rng: np.random.Generator) -> Array
         return x
     if kind == "normal":
         return rng.standard_normal(shape)
+    if kind == "mixed":  # zeros and ones, as a mask has them
+        exact = rng.integers(3, size=shape)
+        return np.where(exact < 2, exact, rng.standard_normal(shape))
     return {"zero": 0.0, "tiny": 1e-6, "large": 1e3}.get(kind, 1.0) * rng.random(shape)
 
 

@@ -396,6 +396,23 @@ class SharedWeight(Writing):
         return v
 
 
+class MixedProducts(Writing):
+    """Sums by matrix products of permuted votes, agreements by products of elements."""
+
+    def make(self) -> None:
+        self.w = self.weight(SIZE_IN, PARENTS * SIZE_OUT)
+
+    def route(self, u: Tensor) -> Tensor:
+        votes = (u @ self.w).view(-1, CHILDREN, PARENTS, SIZE_OUT)
+        b = torch.zeros(votes.shape[:3])
+        for t in range(3):
+            c = F.softmax(b, 2).permute(0, 2, 1)
+            v = squash_added((c.unsqueeze(2) @ votes.permute(0, 2, 1, 3)).squeeze(2))
+            if t < 2:
+                b = b + (votes * v[:, None]).sum(-1)
+        return v
+
+
 class ScaledAgreements(Writing):
     """Agreements divided by the root of the size of a pose."""
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-Mask = Literal["after", "before", "added", "parents", "none"]
+Mask = Literal["after", "before", "both", "added", "parents", "before parents", "none"]
 OUT = float(-(2**31))
 
 
@@ -21,7 +21,8 @@ class Interests(nn.Module):
 
     Args:
         mask: ``after`` the softmax over the children (torch-rechub), ``before`` it (deepmatch), ``added`` to
-            the logits (as in transformers), after a softmax over the ``parents``, or not at all.
+            the logits (as in transformers), ``both`` before and after it, after a softmax over the
+            ``parents``, before that one (what is out has equal couplings), or not at all.
         weights: one matrix for ``each`` item and interest, for ``each interest``, or ``one``.
         given: start logits ``[N, J, I]`` are a further input, in the place of random ones.
         summed: votes are weighted by a product of their elements and a sum, not by a matrix product.
@@ -62,15 +63,17 @@ class Interests(nn.Module):
             logits = torch.zeros(len(items), self.interests, self.items)
         for t in range(3):
             seen = mask.unsqueeze(1).repeat(1, self.interests, 1)
-            if self.mask == "before":
+            if self.mask in ("before", "both"):
                 shares = torch.where(seen == 0, torch.full_like(logits, OUT), logits).softmax(-1)
             elif self.mask == "added":
                 shares = (logits + torch.where(seen == 0, -1e9, 0.0)).softmax(-1)
+            elif self.mask == "before parents":
+                shares = torch.where(seen == 0, OUT, logits).softmax(1)
             elif self.mask == "parents":
                 shares = logits.softmax(1) * seen.float()
             else:
                 shares = logits.softmax(-1)
-            if self.mask == "after":
+            if self.mask in ("after", "both"):
                 shares = torch.where(torch.eq(seen, 0), torch.zeros_like(shares), shares)
             if self.summed:
                 interests = (shares.unsqueeze(3) * votes).sum(2, keepdim=True)
@@ -100,6 +103,14 @@ class Words(Interests):
     def example(self, batch: int = 3) -> tuple[Tensor, ...]:
         items, mask, *given = super().example(batch)
         return (items, mask[:, ::2], *given)
+
+
+class Floats(Interests):
+    """The mask is an input of floats, which may have any value."""
+
+    def example(self, batch: int = 3) -> tuple[Tensor, ...]:
+        items, mask, *given = super().example(batch)
+        return (items, mask.float(), *given)
 
 
 class AnyLength(nn.Module):

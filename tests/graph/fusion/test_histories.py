@@ -21,7 +21,7 @@ from capsedge.graph.fusion.optimize_graph import OptimizedGraph, optimize_model
 from capsedge.graph.fusion.per_image import find_other_inputs
 from capsedge.graph.fusion.values import Values
 from capsedge.runtime.backends.native_library import find_library
-from tests.graph.fusion.histories import Interests, Words
+from tests.graph.fusion.histories import Floats, Interests, Words
 
 NAMES = ("items", "mask", "logits")
 
@@ -69,8 +69,10 @@ def checked(module: Interests) -> OptimizedGraph:
     [
         ({}, "a mask after the softmax"),
         ({"mask": "before"}, "a mask before the softmax"),
+        ({"mask": "both"}, "a mask before the softmax and a mask after the softmax"),
         ({"mask": "added"}, "priors of each image"),
         ({"mask": "parents", "weights": "each interest"}, "factors of each image"),
+        ({"mask": "before parents"}, "a mask before the softmax"),
         (
             {"mask": "parents", "weights": "each interest", "summed": True},
             "factors of each image",
@@ -90,7 +92,7 @@ def test_masks_and_given_logits(settings: dict[str, Any], couplings: str) -> Non
     one = settings.get("weights") == "one"
     assert fused.operator == ("VoteRouting" if one else "DynamicRouting")
     assert fused.parameters["couplings"] == couplings
-    assert ("softmax" in fused.parameters) == (settings.get("mask") != "parents")
+    assert ("softmax" in fused.parameters) == ("parents" not in settings.get("mask", ""))
 
 
 @pytest.mark.thorough
@@ -100,6 +102,15 @@ def test_a_mask_of_words_is_repeated_for_the_capsules_of_each(mask: Any) -> None
     (fused,) = checked(module).fusion.fused
     assert fused.operator == "DynamicRouting"
     assert "couplings" in fused.parameters
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("mask", ["before parents", "both", "parents"])
+def test_zeros_tell_a_mask_of_floats_from_priors(mask: Any) -> None:
+    """Random floats do not: a prior that all parents have makes no difference to their softmax."""
+    module = Floats(mask=mask, weights="each interest")
+    (fused,) = checked(module).fusion.fused
+    assert fused.parameters["couplings"] != "priors of each image"
 
 
 @pytest.mark.thorough

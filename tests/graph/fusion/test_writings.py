@@ -53,6 +53,7 @@ VARIANTS = {
         "weight": "shared by the children",
     },
     D.SharedWeight: {"weight": "shared by the children", "iterations": "3"},
+    D.MixedProducts: {"weight": "shared by the children", "iterations": "3"},
     D.ScaledAgreements: {"agreement scale": "0.4082", "iterations": "3"},
     D.Temperature: {"agreement scale": "2.5", "iterations": "3"},
 }  # fmt: skip
