@@ -67,7 +67,7 @@ def test_file_holds_operators_with_bodies(exported: Exports, family: str) -> Non
     assert report.inputs == {"images": ["N", 1, 10, 10]}
     assert report.outputs[source.score_name] == ["N", 3]
     assert report.size == report.path.stat().st_size
-    # Batches 1 and 3, seven kinds of input, two outputs.
+    # Batches 1 and 3, eight kinds of input, two outputs.
     assert len(report.parity) == 2 * 8 * 2
     metadata = ModelMetadata.from_properties({p.key: p.value for p in model.metadata_props})
     assert metadata is not None
