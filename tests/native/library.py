@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.runtime.backends.native_library import find_library
+from capsedge.spec.operators import OPERATORS, WINDOWS_OF
 
 Array = NDArray[Any]
 TYPES = {"float32": 0, "float16": 1, "int8": 2, "uint8": 3, "int32": 4}
@@ -146,15 +147,6 @@ class Operator:
             self._library.capsedge_kernel_destroy(self._handle)
 
 
-def _conv_shape(
-    x: tuple[int, ...], weight: tuple[int, ...], attributes: Mapping[str, Any]
-) -> tuple[int, ...]:
-    pads, strides = attributes["pads"], attributes["strides"]
-    reach = [attributes["dilations"][k] * (weight[2 + k] - 1) + 1 for k in (0, 1)]
-    grid = [(x[2 + k] + pads[k] + pads[2 + k] - reach[k]) // strides[k] + 1 for k in (0, 1)]
-    return (x[0], weight[0], *grid)
-
-
 def unwritten(shape: tuple[int, ...], dtype: Any) -> Array:
     """What an output holds before it is written: NaN where the type has it."""
     return np.full(shape, np.nan if np.issubdtype(dtype, np.floating) else 99, dtype)
@@ -162,30 +154,24 @@ def unwritten(shape: tuple[int, ...], dtype: Any) -> Array:
 
 def output_shapes(
     operator: str, inputs: Sequence[Array], attributes: Mapping[str, Any]
-) -> list[Any]:
-    """Shapes of the outputs of docs/reference/operators.md."""
-    shapes = [x.shape for x in inputs]
-    if operator == "QuantizedConv":
-        return [_conv_shape(shapes[0], shapes[3], attributes)]
-    # The scale of an INT8 weight comes after all that is looked at.
-    operator = operator.removeprefix("Quantized")
-    if operator in ("Squash", "PoseNormalization"):
-        return [shapes[0]]
-    if operator in ("DynamicRouting", "SelfAttentionRouting"):
-        return [(shapes[0][0], *shapes[1][1:3])]
-    if operator == "VoteRouting":
-        return [(shapes[0][0], shapes[1][1], shapes[0][3])]
-    if operator == "AttentionRouting":
-        return [(shapes[0][0], *shapes[1][1:])]
-    pose, weight = shapes[0], shapes[1 if operator == "UniformRouting" else 2]
-    grid: tuple[int, ...] = (1, 1)
-    if not attributes.get("shared", 0):
-        strides = attributes.get("strides", (1, 1))
-        grid = tuple((pose[1 + k] - weight[k]) // strides[k] + 1 for k in (0, 1))
-    if operator == "UniformRouting":
-        size = pose[4] if attributes.get("matrix_pose", 1) else weight[5]
-        return [(pose[0], *grid, weight[3], size)]
-    return [(pose[0], *grid, weight[3], pose[4]), (pose[0], *grid, weight[3])]
+) -> list[tuple[int, ...]]:
+    """Shapes of the outputs, as the names of their dimensions in the table say."""
+    spec = OPERATORS[operator]
+    given = spec.complete(attributes)
+    sizes: dict[str, int] = {}
+    for value, x in zip(spec.inputs, inputs, strict=False):
+        for name, size in zip(value.shape, x.shape, strict=False):
+            if name not in (*value.ones, "..."):
+                sizes.setdefault(name, size)
+    for name, (size, window, k) in WINDOWS_OF.items():
+        if size in sizes and window in sizes:
+            pads, dilations = given.get("pads", (0, 0, 0, 0)), given.get("dilations", (1, 1))
+            room = sizes[size] + pads[k] + pads[2 + k] - dilations[k] * (sizes[window] - 1) - 1
+            sizes[name] = 1 if given.get("shared") else room // given["strides"][k] + 1
+    return [
+        inputs[0].shape if "..." in value.shape else tuple(sizes[name] for name in value.shape)
+        for value in spec.outputs
+    ]
 
 
 def compute(

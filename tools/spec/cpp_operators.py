@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from capsedge.spec.operators import (
@@ -46,6 +47,32 @@ def table() -> str:
         ['"generated/onnx_wire.h"'],
         "namespace capsedge {\n\n" + body + "\n}  // namespace capsedge\n",
     )
+
+
+def makers() -> str:
+    """``generated/makers.h``, for kernels/cpu/operators/operator.h."""
+    found = [
+        "make_quantized_routing" if o.quantizes else f"make_{_snake(o.name)}"
+        for o in OPERATORS.values()
+    ]
+    return header(
+        "What makes an operator of the CPU: a function in its file; one for all with INT8 weights.",
+        ['"generated/operators.h"'],
+        "namespace capsedge {\n\n"
+        + _joined(
+            f"std::unique_ptr<Operator> {name}(const Attributes&, const Level&);"
+            for name in dict.fromkeys(found)
+        )
+        + "\n// In the order of kOperators.\n"
+        "constexpr std::unique_ptr<Operator> (*kMakers[])(const Attributes&, const Level&) = {\n"
+        + _joined(f"    {name}," for name in found)
+        + "};\n\n}  // namespace capsedge\n",
+    )
+
+
+def _snake(name: str) -> str:
+    """``EMRouting`` as ``em_routing``."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 
 
 def sizes() -> str:

@@ -17,6 +17,7 @@ _NATIVE = "capsedge/runtime/native"
 # Whole files.
 FILES: Mapping[str, Callable[[], str]] = {
     f"{_NATIVE}/generated/limits.h": cpp.limits,
+    f"{_NATIVE}/generated/makers.h": cpp_operators.makers,
     f"{_NATIVE}/generated/metadata.h": cpp.metadata,
     f"{_NATIVE}/generated/onnx_wire.h": cpp.onnx_wire,
     f"{_NATIVE}/generated/operator_sizes.h": cpp_operators.sizes,

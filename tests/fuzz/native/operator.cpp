@@ -6,6 +6,8 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <map>
+#include <utility>
 
 #include "capsedge/kernels.h"
 #include "simd/dispatch.h"
@@ -53,68 +55,78 @@ size_t width_of(int32_t type) {
   return type == CAPSEDGE_KERNEL_FLOAT || type == CAPSEDGE_KERNEL_INT32 ? 4 : type == CAPSEDGE_KERNEL_FLOAT16 ? 2 : 1;
 }
 
-const char* const kNames[] = {"Squash", "DynamicRouting", "VoteRouting", "EMRouting", "AttentionRouting",
-                              "SelfAttentionRouting", "UniformRouting", "PoseNormalization", "QuantizedConv",
-                              "QuantizedDynamicRouting", "QuantizedEMRouting", "QuantizedAttentionRouting",
-                              "QuantizedSelfAttentionRouting", "QuantizedUniformRouting"};
-static_assert(std::size(kNames) == kOperatorCount, "an operator is not fuzzed");
+int32_t type_of(char letter, int32_t floating) {
+  switch (letter) {
+    case 'f': return CAPSEDGE_KERNEL_FLOAT;
+    case 'i': return CAPSEDGE_KERNEL_INT32;
+    case 'b': return CAPSEDGE_KERNEL_INT8;
+    case 'B': return CAPSEDGE_KERNEL_UINT8;
+    default: return floating;
+  }
+}
 
-// Shapes that fit each other: letters as in docs/reference/operators.md. A mutation afterwards makes some that do not.
-std::vector<Given> inputs_of(const std::string& name, Bytes& b, bool matrix, int32_t floating) {
-  const int64_t n = b.below(3), h = b.number(5), w = b.number(5), c = b.number(6), m = b.number(20), side = b.number(4);
-  const int64_t kh = std::min<int64_t>(b.number(3), h), kw = std::min<int64_t>(b.number(3), w);
-  const int64_t i = b.number(24), pin = b.number(9), pout = b.number(17);
-  const int64_t p = matrix ? side * side : pin, columns = matrix ? side : pout, inner = matrix ? side : pin;
-  const int64_t size = matrix ? side * side : pout;
-  const Shape pose{n, h, w, c, p}, weight{kh, kw, c, m, inner, columns};
-  const int64_t stride = 1;
-  const Shape parent{n, (h - kh) / stride + 1, (w - kw) / stride + 1, m, size};
-  constexpr int32_t F = CAPSEDGE_KERNEL_FLOAT, I8 = CAPSEDGE_KERNEL_INT8, U8 = CAPSEDGE_KERNEL_UINT8;
-  const bool quantized = name.rfind("Quantized", 0) == 0;
+// The attributes of an operator, mostly as the table wants them. The numbers of a list of floats are one per iteration.
+class RandomAttributes {
+ public:
+  RandomAttributes(const OperatorSpec& spec, Bytes& b) {
+    for (const AttributeSpec& a : spec.attributes) values_.emplace_back(a.name, values_of(a, b));
+    for (const auto& [name, values] : values_)
+      list_.push_back({name, values.data(), static_cast<int32_t>(values.size())});
+  }
+
+  const std::vector<capsedge_kernel_attribute>& list() const { return list_; }
+  // Of one that is absent: `otherwise`.
+  int64_t integer(const char* wanted, size_t at, int64_t otherwise) const {
+    for (const auto& [name, values] : values_)
+      if (std::strcmp(name, wanted) == 0 && at < values.size()) return static_cast<int64_t>(values[at]);
+    return otherwise;
+  }
+
+ private:
+  std::vector<double> values_of(const AttributeSpec& a, Bytes& b) const {
+    std::vector<double> values;
+    if (a.flag) return {static_cast<double>(b.next() & 1)};
+    if (a.is_integer()) {
+      const bool wild = b.next() % 4 == 0;
+      for (size_t k = 0; k < std::max<size_t>(1, a.integers.size()); ++k)
+        values.push_back(static_cast<double>(!a.positive ? b.number(4) - 2 : wild ? b.number(4) : a.is_list() ? 1 : 1 + b.below(3)));
+    } else if (a.is_list()) {
+      const int64_t count = std::clamp<int64_t>(integer("iterations", 0, 1), 0, 8);
+      for (int64_t k = 0; k < count; ++k) values.push_back(static_cast<double>(b.next()) / 32);
+    } else {
+      values.push_back(!a.positive ? 0.5 : b.next() % 8 ? 1e-6 : static_cast<double>(b.number(200)) * 1e-40);
+    }
+    return values;
+  }
+
+  std::vector<std::pair<const char*, std::vector<double>>> values_;
+  std::vector<capsedge_kernel_attribute> list_;
+};
+
+// Shapes that fit each other, by the names of the table. A mutation afterwards makes some that do not.
+std::vector<Given> inputs_of(const OperatorSpec& spec, const RandomAttributes& attributes, Bytes& b, int32_t floating) {
+  const int64_t side = b.number(4);
+  std::map<std::string, int64_t> sizes{{"N", b.below(3)}, {"H", b.number(5)}, {"W", b.number(5)}, {"C", b.number(6)}, {"M", b.number(20)},
+                                       {"I", b.number(24)}, {"J", b.number(20)}, {"P", b.number(17)}, {"Pin", b.number(9)}, {"Pout", b.number(17)}};
+  sizes["Kh"] = std::min<int64_t>(b.number(3), sizes["H"]), sizes["Kw"] = std::min<int64_t>(b.number(3), sizes["W"]);
+  // Poses are matrices, or vectors; EM routing has no such flag.
+  if (attributes.integer("matrix_pose", 0, 1)) sizes["K"] = sizes["L"] = side;
+  if (attributes.integer("matrix_pose", 0, 1) && spec.find_dimension("K")) sizes["P"] = sizes["Pin"] = side * side;
+  if (!attributes.integer("matrix_pose", 0, 1)) sizes["K"] = sizes["Pin"], sizes["L"] = sizes["P"];
+  for (const WindowPositions& p : kWindowPositions) {
+    const int64_t stride = std::max<int64_t>(1, attributes.integer("strides", p.axis, 1));
+    sizes[std::string(p.name)] = (sizes[std::string(p.size)] - sizes[std::string(p.window)]) / stride + 1;
+  }
   std::vector<Given> in;
-  const auto add = [&](Shape shape, int32_t type) { in.push_back({std::move(shape), type, {}}); };
-  const auto add_weight = [&](Shape shape, Shape scale) {
-    add(std::move(shape), quantized ? I8 : floating);
-    if (quantized) add(std::move(scale), F);
-  };
-  if (name == "Squash") {
-    add({n, h, w, c}, floating);
-  } else if (name == "PoseNormalization") {
-    add(pose, floating), add({p}, floating), add({p}, floating);
-  } else if (name == "QuantizedConv") {
-    add({n, c, h, w}, U8), add({}, F), add({}, U8), add({m, c, kh, kw}, I8), add({m}, F), add({m}, I8);
-    add({}, F), add({}, U8), add({m}, CAPSEDGE_KERNEL_INT32);
-  } else if (name.find("Dynamic") != std::string::npos) {
-    add({n, i, pin}, floating);
-    add_weight({b.below(2) ? 1 : i, m, pout, pin}, {m, pout});
-    add({b.below(4) ? i : 1, m}, floating);
-    add({m, pout}, floating);
-    const uint64_t more = b.below(4);  // optional inputs
-    if (more > 0) add({b.below(2) ? 1 : i, m, pout}, floating);
-    if (more > 1) add({b.below(2) ? 1 : n, b.below(2) ? 1 : i, b.below(2) ? 1 : m}, floating);
-    if (more > 2) add({b.below(2) ? 1 : n, b.below(2) ? 1 : i}, floating);
-  } else if (name == "VoteRouting") {
-    add({n, i, b.below(4) ? m : 1, pout}, floating), add({b.below(4) ? i : 1, m}, floating), add({m, pout}, floating);
-    const uint64_t more = b.below(3);
-    if (more > 0) add({b.below(2) ? 1 : n, b.below(2) ? 1 : i, b.below(2) ? 1 : m}, floating);
-    if (more > 1) add({b.below(2) ? 1 : n, b.below(2) ? 1 : i}, floating);
-  } else if (name.find("SelfAttention") != std::string::npos) {
-    add({n, i, pin}, floating);
-    add_weight({i, m, pout, pin}, {m, pout});
-    add({i, m}, floating);
-  } else if (name.find("EM") != std::string::npos) {
-    add({n, h, w, c, side * side}, floating), add({n, h, w, c}, floating);
-    add_weight({kh, kw, c, m, side, side}, {m, side});
-    add({m}, floating), add({m}, floating);
-    if (b.below(2)) add({h, w, side * side}, floating);
-  } else if (name.find("Uniform") != std::string::npos) {
-    add(pose, floating);
-    add_weight(weight, {m, columns});
-    add({size}, floating), add({size}, floating);
-  } else {
-    add(pose, floating), add(parent, floating);
-    add_weight(weight, {m, columns});
-    add({size}, floating), add({size}, floating);
+  for (const Parameter& input : spec.inputs) {
+    if (input.optional && b.below(2)) break;
+    Shape shape;
+    for (size_t axis = 0; axis < input.shape.size(); ++axis) {
+      const std::string name = input.shape[axis];
+      if (name == "...") shape = {sizes["N"], sizes["H"], sizes["W"]};
+      else shape.push_back(input.may_be_one(axis) && !b.below(3) ? 1 : sizes[name]);
+    }
+    in.push_back({shape, type_of(input.type, floating), {}});
   }
   return in;
 }
@@ -189,34 +201,17 @@ void run_twice(capsedge_kernel* kernel, std::vector<Given>& in, const std::vecto
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   Bytes b(data, size);
-  const std::string name = kNames[b.below(std::size(kNames))];
+  const OperatorSpec& spec = kOperators[static_cast<size_t>(b.below(kOperatorCount))];
   const std::vector<const Level*>& levels = levels_here();
   setenv("CAPSEDGE_SIMD", levels[static_cast<size_t>(b.below(static_cast<int64_t>(levels.size())))]->name, 1);
   const uint8_t flags = b.next();
-  const bool matrix = flags & 1;
   const int32_t floating = flags & 2 ? CAPSEDGE_KERNEL_FLOAT16 : CAPSEDGE_KERNEL_FLOAT;
   const int mode = flags & 4 ? 1 : 0;
   const int32_t threads = flags & 8 && flags & 16 && flags & 32 ? 2 : 1;
 
-  const double strides[2] = {flags & 64 ? static_cast<double>(b.number(4)) : 1.0, flags & 64 ? static_cast<double>(b.number(4)) : 1.0};
-  const double dilations[2] = {flags & 128 ? static_cast<double>(b.number(3)) : 1.0, 1.0};
-  const double pads[4] = {static_cast<double>(b.number(3) - 1), static_cast<double>(b.number(3) - 1), static_cast<double>(b.number(3) - 1), 0};
-  const double on = matrix ? 1 : 0, epsilon = b.next() % 8 ? 1e-6 : static_cast<double>(b.number(200)) * 1e-40;
-  const double leaky = b.next() & 1, iterations = static_cast<double>(std::min<int64_t>(b.number(3), 4)), agreement = 0.5, axis = static_cast<double>(b.number(4) - 2);
-  const uint8_t rule = b.next();
-  double rules[4];
-  for (int k = 0; k < 4; ++k) rules[k] = rule >> k & 1;
-  double temperatures[8];
-  const int32_t temperature_count = static_cast<int32_t>(std::clamp<int64_t>(static_cast<int64_t>(iterations), 0, 8));
-  for (double& t : temperatures) t = static_cast<double>(b.next()) / 32;
-  const List attributes{
-      {"strides", strides, 2}, {"dilations", dilations, 2}, {"pads", pads, 4}, {"matrix_pose", &on, 1}, {"epsilon", &epsilon, 1},
-      {"leaky", &leaky, 1}, {"iterations", &iterations, 1}, {"agreement_scale", &agreement, 1}, {"axis", &axis, 1},
-      {"inverse_temperatures", temperatures, temperature_count}, {"coordinate_addition", &leaky, 1}, {"shared", &leaky, 1},
-      {"over_children", &rules[0], 1}, {"replace", &rules[1], 1}, {"normalize", &rules[2], 1}, {"elementwise", &rules[3], 1},
-      {"normalize_activations", &on, 1}, {"ones_first", &leaky, 1}};
-
-  std::vector<Given> in = inputs_of(name, b, matrix, floating);
+  const RandomAttributes random(spec, b);
+  const List& attributes = random.list();
+  std::vector<Given> in = inputs_of(spec, random, b, floating);
   make_one_odd(in, b);
   std::vector<Shape> shapes;
   for (const Given& given : in) {
@@ -229,17 +224,17 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
 
   char error[512] = "";
   capsedge_kernel* kernel = nullptr;
-  if (capsedge_kernel_create(name.c_str(), attributes.data(), static_cast<int32_t>(attributes.size()), &kernel, error, sizeof error) != 0) return 0;
+  if (capsedge_kernel_create(spec.name, attributes.data(), static_cast<int32_t>(attributes.size()), &kernel, error, sizeof error) != 0) return 0;
   std::vector<Shape> wanted;
   try {
-    wanted = make_operator(name, Listed(attributes), choose_level())->outputs(shapes);
+    wanted = make_operator(spec.name, Listed(attributes), choose_level())->outputs(shapes);
   } catch (const std::exception&) {
     capsedge_kernel_destroy(kernel);
     return 0;
   }
   int64_t padded = 1;  // QuantizedConv makes a copy of the padded image
-  for (const double pad : pads) padded += static_cast<int64_t>(std::min(std::abs(pad), 1e9));
-  bool small = padded < 64 || name != "QuantizedConv";
+  for (size_t k = 0; k < 4; ++k) padded += std::min<int64_t>(std::abs(random.integer("pads", k, 0)), 1'000'000'000);
+  bool small = padded < 64;
   for (const Shape& shape : wanted) small = small && elements(shape) <= kMost;
   if (small) {
     run_twice(kernel, in, wanted, b, mode, threads);

@@ -6,31 +6,6 @@ namespace capsedge {
 
 namespace {
 
-using Make = std::unique_ptr<Operator> (*)(const Attributes&, const Level&);
-
-// Operators with INT8 weights wrap these.
-constexpr struct {
-  OperatorId id;
-  Make make;
-} kMakers[] = {
-    {OperatorId::kSquash, make_squash},
-    {OperatorId::kDynamicRouting, make_dynamic_routing},
-    {OperatorId::kVoteRouting, make_vote_routing},
-    {OperatorId::kEMRouting, make_em_routing},
-    {OperatorId::kAttentionRouting, make_attention_routing},
-    {OperatorId::kSelfAttentionRouting, make_self_attention_routing},
-    {OperatorId::kUniformRouting, make_uniform_routing},
-    {OperatorId::kPoseNormalization, make_pose_normalization},
-    {OperatorId::kQuantizedConv, make_quantized_conv},
-};
-
-Make maker_of(const OperatorSpec& spec) {
-  if (spec.quantizes) return make_quantized_routing;
-  for (const auto& [id, make] : kMakers)
-    if (id == id_of(spec)) return make;
-  throw Error(std::string(spec.name) + ": there is no CPU kernel");
-}
-
 std::string all_names() {
   std::string names;
   for (const OperatorSpec& spec : kOperators) names += (names.empty() ? "" : ", ") + std::string(spec.name);
@@ -59,7 +34,7 @@ std::unique_ptr<Operator> make_operator(const std::string& name, const Attribute
                                         const Level& level) {
   const OperatorSpec* const spec = find_operator(name);
   if (spec == nullptr) throw Error("no operator '" + name + "': there are " + all_names());
-  return maker_of(*spec)(Attributes(*spec, attributes), level);
+  return kMakers[static_cast<size_t>(id_of(*spec))](Attributes(*spec, attributes), level);
 }
 
 }  // namespace capsedge

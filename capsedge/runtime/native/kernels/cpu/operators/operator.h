@@ -56,15 +56,6 @@ class Operator {
 std::unique_ptr<Operator> make_operator(const std::string& name, const AttributeSource& attributes,
                                         const Level& level);
 
-std::unique_ptr<Operator> make_squash(const Attributes&, const Level&);
-std::unique_ptr<Operator> make_dynamic_routing(const Attributes&, const Level&);
-std::unique_ptr<Operator> make_vote_routing(const Attributes&, const Level&);
-std::unique_ptr<Operator> make_em_routing(const Attributes&, const Level&);
-std::unique_ptr<Operator> make_attention_routing(const Attributes&, const Level&);
-std::unique_ptr<Operator> make_self_attention_routing(const Attributes&, const Level&);
-std::unique_ptr<Operator> make_uniform_routing(const Attributes&, const Level&);
-std::unique_ptr<Operator> make_pose_normalization(const Attributes&, const Level&);
-std::unique_ptr<Operator> make_quantized_routing(const Attributes&, const Level&);
-std::unique_ptr<Operator> make_quantized_conv(const Attributes&, const Level&);
-
 }  // namespace capsedge
+
+#include "generated/makers.h"
