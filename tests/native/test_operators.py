@@ -1,10 +1,8 @@
-"""The native table of operators (runtime/native/kernels/operators.cpp) beside Python's and the docs."""
+"""The native table of operators (native/generated/operators.h) beside Python's, and what it says of nodes."""
 
 from __future__ import annotations
 
-import inspect
 import json
-import re
 from dataclasses import asdict
 from typing import Any
 
@@ -13,9 +11,7 @@ import pytest
 
 from capsedge.spec.operators import OPERATORS, Value
 from tests.conformance.cases import CASES, OUTPUTS, make
-from tests.spec.test_operators import IN_WORDS
 
-from .builds import ROOT
 from .library import Array, NativeError, Operator, load, unwritten
 
 pytestmark = pytest.mark.skipif(
@@ -63,22 +59,6 @@ def python_table() -> list[dict[str, Any]]:
     ]
 
 
-def specified() -> dict[str, dict[str, tuple[str, Any]]]:
-    """Attributes of each operator in docs/reference/operators.md: type, default (None: required)."""
-    text = (ROOT / "docs" / "reference" / "operators.md").read_text()
-    found: dict[str, dict[str, tuple[str, Any]]] = {}
-    for name, section in re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", text, re.M | re.S):
-        for attribute, kind, default in re.findall(
-            r"^\| (\w+) \((ints?|floats?)(?:, ([^)]+))?\) \|", section, re.M
-        ):
-            value = json.loads(default) if default else None
-            found.setdefault(name, {})[attribute] = (kind, value)
-        for row, other in re.findall(r"^\| ([\w, ]+) \| as in `(\w+)` \|", section, re.M):
-            for attribute in set(row.split(", ")) & found[other].keys():
-                found.setdefault(name, {})[attribute] = found[other][attribute]
-    return found
-
-
 def same(native: Any, python: Any) -> bool:
     """Equal as the operators see them: numbers in FP32."""
     if isinstance(native, float) or isinstance(python, float):
@@ -95,33 +75,6 @@ def test_python_has_the_same_operators() -> None:
             assert same(one.pop("default"), other.pop("default")), (ours["name"], one["name"])
             assert one == other
         assert ours == theirs
-
-
-def test_the_specification_has_the_same_defaults() -> None:
-    wanted = specified()
-    for operator in native_table():
-        attributes = wanted[operator["quantizes"] or operator["name"]]
-        assert set(names(operator["attributes"])) == attributes.keys(), operator["name"]
-        for a in operator["attributes"]:
-            kind, default = attributes[a["name"]]
-            assert a["type"] == kind
-            assert same(a["default"], default), (operator["name"], a)
-
-
-@pytest.mark.parametrize("name", [o.name for o in OPERATORS.values() if o.torch])
-def test_pytorch_has_the_same_defaults(name: str) -> None:
-    ops = pytest.importorskip("capsedge.models.ops")
-    operator = next(o for o in native_table() if o["name"] == name)
-    parameters = inspect.signature(getattr(ops, OPERATORS[name].torch)).parameters
-    for a in operator["attributes"]:
-        if a["name"] in IN_WORDS:
-            word, default = IN_WORDS[a["name"]]
-            assert (a["default"], parameters[word].default) == (0, default)
-        elif a["default"] is not None:
-            default = parameters[a["name"]].default
-            assert same(a["default"], list(default) if isinstance(default, tuple) else default)
-        elif a["name"] in parameters:  # required, or made of the inputs' shapes
-            assert parameters[a["name"]].default in (None, inspect.Parameter.empty)
 
 
 def test_an_int8_weight_brings_its_scale() -> None:
