@@ -64,13 +64,36 @@ def test_one_file_for_every_length(fused: bool) -> None:
         np.testing.assert_allclose(session.run(None, feeds)[0], wanted, atol=1e-6, rtol=1e-5)
 
 
-def test_tensorrt_gets_the_body_where_children_share_a_prior() -> None:
-    """The plugins read a prior of every child."""
-    fixed = onnx.load_from_string(model(4))
-    for value in fixed.graph.input:
+@pytest.mark.parametrize("children", [None, 7])
+def test_tensorrt_gets_a_prior_of_every_child(children: int | None) -> None:
+    """The plugins read one, whether the number of children is free or not."""
+    source = onnx.load_from_string(model(4))
+    for value in source.graph.input:
         for size in value.type.tensor_type.shape.dim[1:]:
-            if size.dim_param:
-                size.dim_value = 7
-    lowered = lowering.fused(fixed, "capsedge")
+            if size.dim_param and children:
+                size.dim_value = children
+    lowered = lowering.fused(source, "capsedge")
+    assert {node.op_type for node in lowered.graph.node if node.domain} == {"DynamicRouting"}
+    assert any(node.op_type == "Expand" for node in lowered.graph.node)
+    options = onnxruntime.SessionOptions()
+    options.register_custom_ops_library(str(find_library()))
+    sessions = [
+        onnxruntime.InferenceSession(
+            m.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
+        for m in (lowered, source)
+    ]
+    rng = np.random.default_rng(0)
+    for length in (children,) if children else (1, 7, 50):
+        sizes = [(N, length, PIN), (1, J, POUT, PIN), (1, J), (J, POUT)]
+        feeds = {
+            name: rng.standard_normal(shape, np.float32)
+            for name, shape in zip(NAMES, sizes, strict=False)
+        }
+        found, wanted = (session.run(None, feeds)[0] for session in sessions)
+        np.testing.assert_array_equal(found, wanted)
+
+
+def test_tensorrt_gets_the_body_with_a_mask() -> None:
+    lowered = lowering.fused(onnx.load_from_string(model()), "capsedge")
     assert {node.domain for node in lowered.graph.node} == {""}
-    assert lowered.graph.node

@@ -19,6 +19,7 @@ import pytest
 
 from capsedge.runtime.backends.tensorrt_library import PLUGINS
 from capsedge.spec.operators import OPERATORS
+from tests.conformance import oracle
 from tests.conformance.cases import ON_GPU, Case, make
 from tests.conformance.selection import selected
 from tests.native.cuda_library import UNITS
@@ -87,7 +88,8 @@ def bound(path: Path) -> ctypes.CDLL:
         getattr(library, f"mock_{name}").restype = ctypes.c_void_p
     for name in ("error", "registered", "field_names", "identity", "timing_cache_id"):
         getattr(library, f"mock_{name}").restype = ctypes.c_char_p
-    library.mock_configure.restype = library.mock_workspace.restype = ctypes.c_int64
+    for name in ("configure", "configure_profile", "workspace"):
+        getattr(library, f"mock_{name}").restype = ctypes.c_int64
     return library
 
 
@@ -325,6 +327,50 @@ def test_workspace_is_enough_for_every_smaller_batch(mock: ctypes.CDLL) -> None:
     assert sizes[0] > 0
     assert sizes == sorted(sizes)
     mock.mock_destroy(plugin)
+
+
+def free_children(operator: str, images: int, children: int) -> list[np.ndarray]:
+    """Inputs of a node whose children share their weights."""
+    rng = np.random.default_rng(children)
+    poses = (images, children, 8) if operator == "DynamicRouting" else (images, children, 4, 16)
+    weights = [(1, 4, 16, 8)] if operator == "DynamicRouting" else []
+    shapes = [poses, *weights, (children, 4), (4, 16)]
+    return [rng.standard_normal(shape, np.float32) for shape in shapes]
+
+
+ORACLES = {"DynamicRouting": oracle.dynamic_routing, "VoteRouting": oracle.vote_routing}
+
+
+@table("operator, over_children", [(operator, flag) for operator in ORACLES for flag in (0, 1)])
+def test_a_free_number_of_children(
+    mock: ctypes.CDLL, emulate: Any, operator: str, over_children: int
+) -> None:
+    """One engine runs 1 to 50 children; with a shared weight, one child needs more workspace than a few."""
+    emulate(8)
+    attributes = OPERATORS[operator].complete({**DYNAMIC, "over_children": over_children})
+    built = create(mock, operator, attributes)
+    low, high = (
+        tensors([x.shape for x in free_children(operator, images, children)])
+        for images, children in ((1, 1), (64, 50))
+    )
+    room = mock.mock_configure_profile(built, ctypes.byref(low), ctypes.byref(high))
+    workspace = np.zeros(room + 256, np.uint8)
+    start = ctypes.c_void_p(workspace.ctypes.data + -workspace.ctypes.data % 256)
+    loaded = ctypes.c_void_p(mock.mock_round_trip(built))
+    attached = ctypes.c_void_p(mock.mock_attach(loaded))
+    for images, children in ((64, 1), (3, 2), (3, 7), (64, 5), (1, 50), (64, 1)):
+        arrays = free_children(operator, images, children)
+        given = tensors([x.shape for x in arrays])
+        assert shapes_of(mock, attached, given) == [(images, 4, 16)]
+        found = np.full((images, 4, 16), np.nan, np.float32)
+        pointers = (ctypes.c_void_p * len(arrays))(*(x.ctypes.data for x in arrays))
+        result = (ctypes.c_void_p * 1)(found.ctypes.data)
+        code = mock.mock_enqueue(attached, ctypes.byref(given), pointers, result, start)
+        assert code == 0, mock.mock_error()
+        wanted, _ = ORACLES[operator](*arrays, **attributes)
+        np.testing.assert_allclose(found, wanted, atol=1e-4, rtol=1e-3)
+    mock.mock_destroy(attached)
+    mock.mock_destroy(loaded)
 
 
 def batch(images: int) -> Tensors:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import torch
+from onnx import numpy_helper
 
 from capsedge.calibration.float_model import FloatModel, uniform_assignment
 from capsedge.datasets import ImageSet
@@ -20,6 +21,7 @@ from capsedge.models.checkpoint import load_checkpoint
 from capsedge.models.configs import Conv, EfficientCapsNetConfig, ModelConfig
 from capsedge.runtime.metadata import Preprocessing
 from capsedge.runtime.zoo import zoo_checkpoint
+from tests.graph import test_free_children
 from tests.graph.fusion.histories import AnyLength, histories
 
 PRECISIONS = ("fp32", "fp16", "int8", "mixed")
@@ -87,6 +89,20 @@ def recommender(folder: Path, each: bool) -> Path:
     path = folder / f"recommender-{each}.onnx"
     module = AnyLength(each=each).eval()
     export(module, path, example=histories(4, 9), free_axes={"history": [1]})
+    return path
+
+
+def shared_weights(folder: Path) -> Path:
+    """A routing node of any number of children, which share their weights."""
+    path = folder / "shared-weights.onnx"
+    model = onnx.load_from_string(test_free_children.model(4))
+    rng = np.random.default_rng(0)
+    for value in model.graph.input[1:]:
+        shape = [d.dim_value for d in value.type.tensor_type.shape.dim]
+        array = rng.standard_normal(shape, np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(array, value.name))
+    del model.graph.input[1:]
+    onnx.save(model, path)
     return path
 
 

@@ -65,6 +65,21 @@ def test_the_oldest_interface(
         check(built)
 
 
+def test_a_free_number_of_children(build: Build, newest: Path, tmp_path: Path) -> None:
+    """The plugin in a profile of lengths; with a mask, routing is in standard operators."""
+    sizes = {"batch": DYNAMIC, "length": (1, 50, 200)}
+    jobs = [
+        (models.shared_weights(tmp_path), {**sizes, "plugin": "fused"}),
+        (models.recommender(tmp_path, True), {**sizes, "plugin": "auto"}),
+        (models.recommender(tmp_path, True), {**sizes, "plugin": "fused"}),
+    ]
+    fused, masked, refused = build(jobs, newest)
+    check(fused)
+    assert masked["plugin"] == "native", masked
+    assert refused["error"] == "UsageError"
+    assert "a mask" in refused["why"]
+
+
 def test_self_attention(
     build: Build, oldest: Path, newest: Path, folder: Path  # noqa: F811
 ) -> None:  # fmt: skip

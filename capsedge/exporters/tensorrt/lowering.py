@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 from onnx import helper, inliner, numpy_helper
@@ -112,6 +113,7 @@ def fused(model: onnx.ModelProto, namespace: str) -> onnx.ModelProto:
         function.domain = _INLINED
     for node in kept:
         node.op_type, node.overload = operator_of(node.op_type), ""
+        _expand_prior(copy.graph, node, shapes)
     if copy.functions:
         copy.opset_import.append(helper.make_opsetid(_INLINED, 1))
         inlined = inliner.inline_local_functions(copy)
@@ -122,6 +124,38 @@ def fused(model: onnx.ModelProto, namespace: str) -> onnx.ModelProto:
     folded = simplify(copy)
     keep_signature(folded, model)
     return _prepared(folded, {"plugin_version": PLUGIN_VERSION, "plugin_namespace": namespace})
+
+
+def _expand_prior(
+    graph: onnx.GraphProto, node: onnx.NodeProto, shapes: Mapping[str, Shape]
+) -> None:
+    """Give every child its own row of a start logit that the children share, as the plugins read it."""
+    place = _shared_prior(node, shapes)
+    if place is None:
+        return
+    prior, start = node.input[place], f"{node.output[0]}.prior"
+    parents = numpy_helper.from_array(np.array(shapes[prior][1:], np.int64), f"{start}.parents")
+    graph.initializer.append(parents)
+    made = [
+        helper.make_node("Shape", [node.input[0]], [f"{start}.children"], start=1, end=2),
+        helper.make_node("Concat", [f"{start}.children", parents.name], [f"{start}.shape"], axis=0),
+        helper.make_node("Expand", [prior, f"{start}.shape"], [start]),
+    ]
+    node.input[place] = start
+    at = list(graph.node).index(node)
+    for offset, each in enumerate(made):
+        graph.node.insert(at + offset, each)
+
+
+def _shared_prior(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> int | None:
+    """The place of a prior of one row among the inputs of a node with more children; None if it has none."""
+    operator = OPERATORS[operator_of(node.op_type)]
+    if "log_prior" not in operator.input_names:
+        return None
+    place = operator.input_names.index("log_prior")
+    children = shapes.get(node.input[0], ())[1:2]
+    shared = shapes.get(node.input[place], ())[:1] == (1,) and children not in ((), (1,))
+    return place if shared else None
 
 
 def check_plugin_limits(model: onnx.ModelProto) -> None:
@@ -175,7 +209,16 @@ def has_plugins(model: onnx.ModelProto) -> bool:
 def _has_plugin(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> bool:
     """Whether the plugin library runs this node, by its operator and the shapes of its inputs."""
     operator = OPERATORS.get(operator_of(node.op_type))
-    return operator is not None and operator.has_plugin([shapes.get(name) for name in node.input])
+    if operator is None:
+        return False
+    inputs = [shapes.get(name) for name in node.input]
+    place = _shared_prior(node, shapes)
+    if place is not None:
+        inputs[place] = (
+            shapes[node.input[0]][1],
+            *shapes[node.input[place]][1:],
+        )  # `_expand_prior`
+    return operator.has_plugin(inputs)
 
 
 def check(model: onnx.ModelProto) -> None:

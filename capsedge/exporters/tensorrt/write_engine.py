@@ -237,7 +237,8 @@ def _plugin(mode: str, model: onnx.ModelProto) -> Path | None:
         if mode == "fused":
             raise UsageError(
                 "The model has no operators for the plugin library.",
-                "Its couplings are all equal, or it was exported with `--ops portable` or by another tool.",
+                "Its couplings are all equal, its routing has a mask or logits of each image, or it was "
+                "exported with `--ops portable` or by another tool.",
                 "Build with `--plugin auto`, or export again with `capsedge export --ops auto`.",
             )
         return None

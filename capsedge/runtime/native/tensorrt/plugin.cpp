@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <string_view>
 #include <utility>
 
 #include "shapes.h"
@@ -12,6 +13,8 @@ namespace tensorrt {
 using namespace nvinfer1;
 
 namespace {
+
+constexpr std::string_view kChildren = "I";  // the axis of children in the specification
 
 int64_t elements(const Dims& dims, int32_t from = 0) {
   int64_t count = 1;
@@ -184,19 +187,43 @@ bool Plugin::supportsFormatCombination(int32_t position, const DynamicPluginTens
   return known && mine.format == TensorFormat::kLINEAR && mine.type == all[0].desc.type;
 }
 
+// The fewest and most children of a profile; 1 where the operator has windows of them.
+std::pair<int64_t, int64_t> Plugin::children_of(const DynamicPluginTensorDesc* in) const {
+  const auto& shape = spec_of(op_).inputs[0].shape;
+  if (shape.size() < 2 || std::string_view(shape[1]) != kChildren || in[0].max.nbDims < 2) return {1, 1};
+  return {std::max<int64_t>(1, in[0].min.d[1]), in[0].max.d[1]};
+}
+
+// The largest shapes of a profile with that many children.
+std::vector<Dims> Plugin::largest(const DynamicPluginTensorDesc* in, int32_t inputs, int64_t children) const {
+  std::vector<Dims> dims;
+  const int64_t most = children_of(in).second;
+  for (int32_t k = 0; k < inputs; ++k) {
+    dims.push_back(in[k].max);
+    const auto& shape = spec_of(op_).inputs[static_cast<size_t>(k)].shape;
+    for (int32_t axis = 0; axis < std::min(dims.back().nbDims, static_cast<int32_t>(shape.size())); ++axis)
+      if (std::string_view(shape[static_cast<size_t>(axis)]) == kChildren && dims.back().d[axis] == most) dims.back().d[axis] = children;
+  }
+  return dims;
+}
+
 size_t Plugin::getWorkspaceSize(const DynamicPluginTensorDesc* in, int32_t inputs, const DynamicPluginTensorDesc*,
                                 int32_t) const noexcept {
   try {
     if (op_ == OperatorId::kSquash) return 0;
-    std::vector<Dims> dims;
-    for (int32_t k = 0; k < inputs; ++k) dims.push_back(in[k].max);
-    capsedge_cuda_routing layer;
-    const std::string why = layer_of(dims.data(), inputs, in[0].desc.type, layer);
-    // Enough for every smaller batch of the profile, too.
-    const int64_t bytes = why.empty() ? capsedge_cuda_workspace(&layer) : -1;
-    if (bytes < 0) {
-      refuse(why.empty() ? capsedge_cuda_describe(&layer) : why);
-      return 0;
+    // What is enough for a batch is enough for every smaller one, but few children may need more than many.
+    const auto [fewest, most] = children_of(in);
+    int64_t bytes = 0;
+    for (int64_t children = fewest; children <= most; ++children) {
+      const std::vector<Dims> dims = largest(in, inputs, children);
+      capsedge_cuda_routing layer;
+      const std::string why = layer_of(dims.data(), inputs, in[0].desc.type, layer);
+      const int64_t needed = why.empty() ? capsedge_cuda_workspace(&layer) : -1;
+      if (needed < 0) {
+        refuse(why.empty() ? capsedge_cuda_describe(&layer) : why);
+        return 0;
+      }
+      bytes = std::max(bytes, needed);
     }
     int64_t before = *workspace_;
     while (before < bytes && !workspace_->compare_exchange_weak(before, bytes)) continue;

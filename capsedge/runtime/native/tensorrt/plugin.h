@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "attributes.h"
@@ -81,6 +82,8 @@ class Plugin final : public nvinfer1::IPluginV3,
                                             nvinfer1::IExprBuilder& builder, std::string& why) const;
   std::string check(const nvinfer1::Dims* dims, int32_t inputs, nvinfer1::DataType type) const;
   int32_t refuse(const std::string& why) const noexcept;
+  std::pair<int64_t, int64_t> children_of(const nvinfer1::DynamicPluginTensorDesc* in) const;
+  std::vector<nvinfer1::Dims> largest(const nvinfer1::DynamicPluginTensorDesc* in, int32_t inputs, int64_t children) const;
 
   const OperatorId op_;
   const InputShapes input_shapes_;

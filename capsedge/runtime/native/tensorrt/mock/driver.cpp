@@ -221,31 +221,34 @@ EXPORT int mock_supports(IPluginV3* plugin, int32_t position, const int32_t* typ
   return build(plugin)->supportsFormatCombination(position, all.data(), inputs, outputs);
 }
 
-static std::vector<DynamicPluginTensorDesc> largest(const mock_tensors& in) {
+static std::vector<DynamicPluginTensorDesc> profile(const mock_tensors& low, const mock_tensors& high) {
   std::vector<DynamicPluginTensorDesc> all;
-  for (const PluginTensorDesc& desc : unpack(in)) all.push_back({desc, desc.dims, desc.dims, desc.dims});
+  const std::vector<PluginTensorDesc> least = unpack(low), most = unpack(high);
+  for (size_t k = 0; k < most.size(); ++k) all.push_back({most[k], least[k].dims, most[k].dims, most[k].dims});
   return all;
 }
 
-// Bytes of workspace for these largest shapes.
-EXPORT int64_t mock_workspace(IPluginV3* plugin, const mock_tensors* in) {
-  const auto given = largest(*in);
+static int64_t workspace(IPluginV3* plugin, const std::vector<DynamicPluginTensorDesc>& given) {
   const std::vector<DynamicPluginTensorDesc> made(static_cast<size_t>(build(plugin)->getNbOutputs()));
   logger.last.clear();
   return static_cast<int64_t>(build(plugin)->getWorkspaceSize(given.data(), static_cast<int32_t>(given.size()), made.data(),
                                                               static_cast<int32_t>(made.size())));
 }
 
-// Likewise, or -1 if the plugin refuses the shapes.
-EXPORT int64_t mock_configure(IPluginV3* plugin, const mock_tensors* in) {
-  const auto given = largest(*in);
+// Bytes of workspace for these shapes.
+EXPORT int64_t mock_workspace(IPluginV3* plugin, const mock_tensors* in) { return workspace(plugin, profile(*in, *in)); }
+
+// Bytes of workspace for the shapes from the smallest to the largest, or -1 if the plugin refuses them.
+EXPORT int64_t mock_configure_profile(IPluginV3* plugin, const mock_tensors* low, const mock_tensors* high) {
+  const auto given = profile(*low, *high);
   const std::vector<DynamicPluginTensorDesc> made(static_cast<size_t>(build(plugin)->getNbOutputs()));
   logger.last.clear();
   if (build(plugin)->configurePlugin(given.data(), static_cast<int32_t>(given.size()), made.data(),
                                      static_cast<int32_t>(made.size())))
     return -1;
-  return mock_workspace(plugin, in);
+  return workspace(plugin, given);
 }
+EXPORT int64_t mock_configure(IPluginV3* plugin, const mock_tensors* in) { return mock_configure_profile(plugin, in, in); }
 
 EXPORT int mock_enqueue(IPluginV3* plugin, const mock_tensors* in, const void* const* inputs, void* const* outputs,
                         void* workspace) {
