@@ -13,6 +13,8 @@ from capsedge.graph.fusion.values import Values
 _LOOKED_AT = 4  # maximum number of candidates per group
 _NEAR = 60  # maximum number of nodes between votes and their softmax
 _LOG_SUM_NEAR = 6  # maximum number of nodes between a difference and the logarithm in it
+_MASKED_NEAR = 4  # maximum number of nodes between a softmax and a sum of its couplings
+_EPSILON = 1e-4  # largest number that is added to a sum so that it is not zero
 _PRODUCTS = ("Mul", "Div")
 _BOUNDS = ("Clip", "Max")
 _SUMS = ("ReduceSum", "ReduceL1")
@@ -88,11 +90,40 @@ def _axis(graph: Values, node: onnx.NodeProto, softmaxes: Container[str]) -> int
 
 
 def _before_views(graph: Values, name: str) -> onnx.NodeProto | None:
-    """The node that computes a tensor, looking through reshapes, repeats and clamps that avoid zero."""
+    """The node that computes a tensor, looking through reshapes, repeats, and what avoids zero."""
     maker = graph.maker.get(name)
-    while maker is not None and maker.op_type in (*_VIEWS, *_BOUNDS):
-        maker = graph.maker.get(maker.input[0])
+    while maker is not None:
+        if maker.op_type == "Add" and _is_tiny(graph, maker.input[1]):
+            maker = graph.maker.get(maker.input[0])
+        elif maker.op_type == "Add" and _is_tiny(graph, maker.input[0]):
+            maker = graph.maker.get(maker.input[1])
+        elif maker.op_type in (*_VIEWS, *_BOUNDS):
+            maker = graph.maker.get(maker.input[0])
+        else:
+            break
     return maker
+
+
+def _is_tiny(graph: Values, name: str) -> bool:
+    """Whether a tensor is an epsilon."""
+    value = graph.value.get(name) if name in graph.constant else None
+    return value is not None and value.size == 1 and 0 < value.reshape(-1)[0] <= _EPSILON
+
+
+def is_divided_again(graph: Values, softmax: Softmax) -> bool:
+    """Whether the couplings, perhaps masked, are divided by their sum after the softmax."""
+    end = softmax.name
+    for _ in range(_MASKED_NEAR):
+        users = graph.users.get(end, [])
+        for node in users:
+            summed = _before_views(graph, node.input[1]) if node.op_type == "Div" else None
+            if summed is not None and summed.op_type in _SUMS and summed.input[0] == end:
+                return True
+        after = [n for n in users if n.op_type in (*_VIEWS, *_PRODUCTS, "Where")]
+        if not after:
+            break
+        end = after[0].output[0]
+    return False
 
 
 def _sum_of(

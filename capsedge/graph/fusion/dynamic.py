@@ -15,7 +15,7 @@ squash runs over.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -38,7 +38,14 @@ from capsedge.graph.fusion.layouts import (
     result_roles,
     vote_layouts,
 )
-from capsedge.graph.fusion.per_image import MORE, PerImage, Region, find_other_inputs, fit_per_image
+from capsedge.graph.fusion.per_image import (
+    MORE,
+    OtherInput,
+    PerImage,
+    Region,
+    find_other_inputs,
+    fit_per_image,
+)
 from capsedge.graph.fusion.values import Array, Values
 
 _ENDS = 24  # maximum number of tensors after the last softmax tried as the result
@@ -91,18 +98,25 @@ def fit_dynamic(graph: Values, votes: str, softmaxes: list[Softmax]) -> DynamicM
     Raises:
         NoMatch: no kind agrees.
     """
-    try:
-        return _fit(graph, votes, softmaxes, _single)
-    except NoMatch as reason:
-        try:
-            return _fit(graph, votes, softmaxes, _grouped)
-        except NoMatch:
-            raise reason from None
+    first: NoMatch | None = None
+    for others in find_other_inputs(graph, votes, softmaxes[-1].name):
+        for roles in (_single, _grouped):
+            try:
+                return _fit(graph, votes, softmaxes, roles, others)
+            except NoMatch as reason:
+                first = first or reason
+    assert first is not None
+    raise first
 
 
-def _fit(graph: Values, votes: str, softmaxes: list[Softmax], roles: Roles) -> DynamicMatch:
+def _fit(
+    graph: Values,
+    votes: str,
+    softmaxes: list[Softmax],
+    roles: Roles,
+    others: Sequence[Sequence[OtherInput]],
+) -> DynamicMatch:
     last = softmaxes[-1]
-    others = find_other_inputs(graph, votes, last.name)
     region = Region(graph, votes, [alternatives[0] for alternatives in others])
     inside = region.determined()
     if last.name not in inside:
@@ -262,7 +276,7 @@ def _priors(numbers: Mapping[str, Array], n: int, j: int, i: int, group: int) ->
     yield np.zeros(())
     for value in numbers.values():
         count = value.size // (i * j)
-        if value.size == 0 or value.size % (i * j) or count not in (1, n) or np.ptp(value) == 0:
+        if value.size % (i * j) or count not in (1, n) or _is_one_number(value):
             continue
         flat = value.reshape(-1)[: i * j].astype(np.float64)
         orders = [flat.reshape(j, i), flat.reshape(i, j).T]
@@ -272,6 +286,11 @@ def _priors(numbers: Mapping[str, Array], n: int, j: int, i: int, group: int) ->
             yield stored
             if stored.min() > 0:
                 yield np.log(stored)
+
+
+def _is_one_number(value: Array) -> bool:
+    """Whether all elements are equal, if there are any; they may be infinite."""
+    return bool((value == value.reshape(-1)[:1]).all())
 
 
 def _biases(numbers: Mapping[str, Array], j: int, p: int, group: int) -> Iterator[Array]:
@@ -294,7 +313,7 @@ def _second_stage(
     count: int,
     repeated: bool,
 ) -> _Guess:
-    scalars = {float(v.reshape(-1)[0]) for v in numbers.values() if v.size and np.ptp(v) == 0}
+    scalars = {float(v.reshape(-1)[0]) for v in numbers.values() if v.size and _is_one_number(v)}
     scalars = {s for s in scalars if 1e-3 < abs(s) < 1e3}
     scalars |= {1 / s for s in scalars}  # temperatures divide the logits before the softmax
     best: list[_Guess] = []
@@ -334,7 +353,7 @@ def _epsilon(
     function: object, guess: _Guess, numbers: Mapping[str, Array], shape: tuple[int, ...]
 ) -> Dynamic:
     assert callable(function)
-    scalars = {float(v.reshape(-1)[0]) for v in numbers.values() if v.size and np.ptp(v) == 0}
+    scalars = {float(v.reshape(-1)[0]) for v in numbers.values() if v.size and _is_one_number(v)}
     epsilons = [0.0, *sorted(s for s in scalars if 0 < s <= 1e-2)]
     # If a bias hides the epsilon, prefer one from the file over none.
     forms = [*((f, s) for f in "BAF" for s in epsilons if s), ("B", 0.0)]

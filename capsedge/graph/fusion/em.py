@@ -194,7 +194,9 @@ class _Base:
             mass, mean, off, variance = m_step(u, r * acting[:, None], epsilon)
             logs = 0.5 * np.log(variance).sum(-1)
             error, scale, pair = _nearest(arguments, pairs, p, logs, mass)
-            if pair is None or error > 1e-3:
+            if pair is None or not (number or self._has(variance)):
+                raise NoMatch("no variances of the votes, or nothing that is computed from them")
+            if error > 1e-3:
                 raise NoMatch(
                     f"EM routing whose activations match no known formula at pass {number + 1} "
                     f"({error:.1g} off)"
@@ -207,6 +209,10 @@ class _Base:
             r = responsibilities(logit, logs, off, variance)
         kind = EM(tuple(temperatures), *pairs[0], epsilon, ones_first=ones_first)
         return kind, mean, logistic(logit)
+
+    def _has(self, variance: Array) -> bool:
+        """Whether a tensor holds the variances, without which it is not EM routing."""
+        return any(difference(variance, value) < 1e-3 for _, _, value in self.of_pose)
 
     def _results(self, mean: Array, activation: Array) -> tuple[_Tensor, _Tensor]:
         """The tensors that hold the poses and the activations; the first if several are equal."""

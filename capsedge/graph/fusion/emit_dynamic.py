@@ -270,8 +270,14 @@ def _per_image_inputs(
 def _value(edit: Edit, term: PerImage) -> str:
     """The tensor in FP32, to be added to logits or multiplied by couplings."""
     kind, x = edit.graph.kind(term.name), term.name
-    if term.form == "value":
-        return x if kind == np.float32 else edit.op("Cast", [x], to=TensorProto.FLOAT)
+    if term.form in ("value", "negative", "log"):
+        x = x if kind == np.float32 else edit.op("Cast", [x], to=TensorProto.FLOAT)
+        if term.form == "log":
+            positive = edit.op("Greater", [x, edit.constant(np.float32(0), "zero")])
+            return edit.op(
+                "Where", [positive, edit.op("Log", [x]), edit.constant(np.float32(LOWEST), "out")]
+            )
+        return x if term.form == "value" else edit.op("Neg", [x])
     inside = x if kind == np.bool_ else edit.op("Cast", [x], to=TensorProto.BOOL)
     if term.form == "zero":
         inside = edit.op("Not", [inside])

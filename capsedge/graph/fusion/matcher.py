@@ -10,7 +10,12 @@ import onnx
 
 from capsedge.graph.fusion import FusedOperator, FusionReport, NoMatch, NotFused
 from capsedge.graph.fusion.attention import emit_attention, fit_attention, fit_uniform
-from capsedge.graph.fusion.candidates import Candidate, Softmax, find_candidates
+from capsedge.graph.fusion.candidates import (
+    Candidate,
+    Softmax,
+    find_candidates,
+    is_divided_again,
+)
 from capsedge.graph.fusion.dynamic import DynamicMatch, fit_dynamic
 from capsedge.graph.fusion.edit import Edit, splice
 from capsedge.graph.fusion.em import emit_em, fit_em
@@ -152,6 +157,8 @@ def _otherwise(
     except NoMatch as error:
         if str(error) == NO_FASTER:
             why = [f"self-routing: no operator has it; {NO_FASTER}"]
+        elif is_divided_again(graph, softmax):
+            why = [*why, f"couplings that are divided by their sum again: {_NONE} supports this"]
         not_fused.append(NotFused(softmax.name, _telling(why)))
 
 

@@ -4,8 +4,8 @@ Routing over a history has a mask. Recommenders apply it in three ways, which ar
 softmax over the children (the remaining couplings do not sum to one), before it (masked logits become -2³¹),
 and after a softmax over the parents. A large negative number added to masked logits is a prior. Some networks
 also start from logits given as an input. The graph's structure suggests which tensors these are and which
-values make them neutral; a numerical test shows whether a tensor multiplies the couplings or is added to the
-logits.
+values make them neutral; a numerical test shows whether a tensor multiplies the couplings, is added to the
+logits, or does both.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx
@@ -28,10 +29,18 @@ LOW = -1e4  # logit of a masked child
 _STEPS = 8  # maximum number of nodes between the last softmax and its weighted sum
 _MOST = 2  # maximum number of tensors besides the votes
 # Operators that only move elements, or test whether they are zero.
-_VIEWS = {
+_VIEWS = frozenset((
     "Cast", "Concat", "Equal", "Expand", "Identity", "Not", "Reshape", "Squeeze", "Tile",
     "Transpose", "Unsqueeze",
+))  # fmt: skip
+# Operators that compute each element from one element of each input.
+_ELEMENTWISE = _VIEWS | {
+    "Add", "And", "Clip", "Div", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Log", "Max",
+    "Min", "Mul", "Neg", "Or", "Sub", "Where",
 }  # fmt: skip
+# Operators between the first softmax and the first weighted sum: masks, divisions by a sum, and what
+# replaces numbers that are not finite.
+_AFTER_SOFTMAX = _ELEMENTWISE | {"IsInf", "IsNaN", "ReduceSum", "Softmax"}
 
 
 # --- Finding the tensors, before their effect is known ---
@@ -50,13 +59,18 @@ class OtherInput:
     neutral: float
 
 
-def find_other_inputs(graph: Values, votes: str, last: str) -> tuple[tuple[OtherInput, ...], ...]:
+def find_other_inputs(
+    graph: Values, votes: str, last: str
+) -> Iterator[tuple[tuple[OtherInput, ...], ...]]:
     """Find the tensors besides its votes on which routing depends.
+
+    First, tensors of which all that is read are views. Then, if these are others, tensors of which it is
+    computed element by element, such as the mask in ``logits * mask - 1e9 * (1 - mask)``.
 
     Args:
         last: the last softmax.
 
-    Returns:
+    Yields:
         For each of them, the tensors that may stand for it, smallest first: a mask of the words, and the same
         mask repeated for the capsules of each word.
 
@@ -64,11 +78,24 @@ def find_other_inputs(graph: Values, votes: str, last: str) -> tuple[tuple[Other
         NoMatch: no operator accepts it.
     """
     wanted = _other_reads(graph, votes, last)
-    chains = {name: _chain(graph, name) for name in wanted}
-    groups: list[
-        tuple[set[str], list[str]]
-    ] = []  # tensors from which a whole group is computed, and the group
-    for name, chain in chains.items():
+    found: list[tuple[tuple[OtherInput, ...], ...]] = []
+    for operators in (_VIEWS, _ELEMENTWISE):
+        others = _grouped(graph, wanted, operators)
+        if others is not None and others not in found:
+            found.append(others)
+            yield others
+    if not found:
+        raise NoMatch(MORE)
+
+
+def _grouped(
+    graph: Values, wanted: dict[str, float], operators: frozenset[str]
+) -> tuple[tuple[OtherInput, ...], ...] | None:
+    """The tensors from which each group of reads is computed by these operators; None if too many."""
+    # Tensors from which a whole group is computed, and the group.
+    groups: list[tuple[set[str], list[str]]] = []
+    for name in wanted:
+        chain = _chain(graph, name, operators)
         for k, (common, members) in enumerate(groups):
             if common & set(chain):
                 groups[k] = (common & set(chain), [*members, name])
@@ -76,10 +103,11 @@ def find_other_inputs(graph: Values, votes: str, last: str) -> tuple[tuple[Other
         else:
             groups.append((set(chain), [name]))
     if len(groups) > _MOST:
-        raise NoMatch(MORE)
-    return tuple(
+        return None
+    found = tuple(
         _alternatives(graph, common, {m: wanted[m] for m in members}) for common, members in groups
     )
+    return found if all(found) else None
 
 
 def _other_reads(graph: Values, votes: str, last: str) -> dict[str, float]:
@@ -117,12 +145,14 @@ def _other_reads(graph: Values, votes: str, last: str) -> dict[str, float]:
 
     def weighs_votes(node: onnx.NodeProto, place: int) -> bool:
         """Whether an input is multiplied elementwise by the votes, as couplings are."""
-        return node.op_type == "Mul" and bool(known & set(_chain(graph, node.input[1 - place])))
+        return node.op_type == "Mul" and bool(
+            known & set(_chain(graph, node.input[1 - place], _VIEWS))
+        )
 
     def first(name: str) -> bool:
         """Record what the first couplings, which do not depend on the votes, are computed from."""
         node = graph.maker.get(name)
-        if node is None or node.op_type not in (*_VIEWS, "Softmax", "Where", "Mul"):
+        if node is None or node.op_type not in _AFTER_SOFTMAX:
             return False
         if node.op_type == "Softmax":
             logits(node.input[0])
@@ -139,8 +169,14 @@ def _other_reads(graph: Values, votes: str, last: str) -> dict[str, float]:
         """Record what start logits are computed from."""
         node = graph.maker.get(name)
         live = [i for i in node.input if i in graph.sources] if node is not None else []
-        if node is None or node.op_type not in ("Where", "Add") or not live:
+        if node is None or node.op_type not in ("Add", "Mul", "Sub", "Where") or not live:
             return note(name, 0.0)
+        if node.op_type == "Mul":  # zeros, whatever they are multiplied by
+            zero = any(not np.any(graph.value.get(i, 1)) for i in node.input)
+            return None if zero else note(name, 0.0)
+        if node.op_type == "Sub" and node.input[1] in live:
+            note(node.input[1], 0.0)
+            live.remove(node.input[1])
         if node.op_type == "Where" and node.input[0] in graph.sources:
             if len(live) == 1 and any(user.op_type == "Add" for user in graph.users[name]):
                 return note(name, 0.0)  # a mask that is added to all logits, not only to the first
@@ -165,33 +201,36 @@ def _neutral(node: onnx.NodeProto, place: int, within: set[str]) -> float | None
     return {"Add": 0.0, "Sub": 0.0, "Mul": 1.0, "Div": 1.0}.get(node.op_type)
 
 
-def _chain(graph: Values, name: str) -> list[str]:
-    """A tensor and the tensors that it is a view of, nearest first."""
-    found = [name]
+def _chain(graph: Values, name: str, operators: frozenset[str]) -> list[str]:
+    """A tensor and the tensors that it is computed from by these operators alone, nearest first."""
+    found, read = [name], {name}
     while True:
-        node = graph.maker.get(found[-1])
-        sources = graph.sources.get(found[-1], [])
-        if node is None or node.op_type not in _VIEWS or len(sources) != 1:
+        latest = max(read, key=lambda n: graph.order.get(n, -1))
+        node = graph.maker.get(latest)
+        if node is None or latest in graph.constant or node.op_type not in operators:
             return found
-        found.append(sources[0])
+        read = read - {latest} | set(graph.sources[latest])
+        if len(read) == 1:
+            found += read
 
 
 def _alternatives(
     graph: Values, common: set[str], wanted: dict[str, float]
 ) -> tuple[OtherInput, ...]:
-    """The tensors that all are views of, with their neutral values: the smallest first, then the nearest."""
-    found = []
+    """The tensors that all are computed from, with their neutral values: the smallest first.
+
+    Of those of one size and type, the nearest.
+    """
+    found: dict[tuple[int, np.dtype[Any]], OtherInput] = {}
     for name in sorted(common, key=lambda n: (graph.sizes[n], -graph.order[n])):
         neutral = _neutral_of_all(graph, name, wanted)
         if neutral is not None:
-            found.append(OtherInput(name, neutral))
-    if not found:
-        raise NoMatch(MORE)
-    return tuple(found)
+            found.setdefault((graph.sizes[name], graph.kind(name)), OtherInput(name, neutral))
+    return tuple(found.values())
 
 
 def _neutral_of_all(graph: Values, name: str, wanted: dict[str, float]) -> float | None:
-    """The value of a tensor that makes its views neutral; None if there is none."""
+    """The value of a tensor that makes what is computed from it neutral; None if there is none."""
     if list(wanted) == [name]:
         return wanted[name]
     ends = [w for w in wanted if w != name]
@@ -230,6 +269,9 @@ class Region:
 # --- Determining the effect of the tensors ---
 
 
+_VALUES = ("value", "negative")
+
+
 @dataclass(frozen=True)
 class PerImage:
     """The effect of a tensor besides the votes.
@@ -237,9 +279,11 @@ class PerImage:
     Attributes:
         name: of the graph.
         layout: layout ``[n, i]``; for priors also ``[n, i, j]``.
-        prior: whether it is added to the logits instead of multiplying the couplings.
-        form: ``value`` if used as it is; otherwise which elements are kept, ``nonzero`` or ``zero``. The
-            others have the factor 0, or the prior `formulas.LOWEST`.
+        prior: whether it is added to the logits instead of multiplying the couplings; a tensor that does
+            both has two.
+        form: ``value`` if used as it is; for priors, ``negative`` if subtracted, and ``log`` if its logarithm
+            is added (couplings are multiplied by it, then divided by their sum); otherwise which elements are
+            kept, ``nonzero`` or ``zero``. The others have the factor 0, or the prior `formulas.LOWEST`.
     """
 
     name: str
@@ -250,13 +294,19 @@ class PerImage:
     def couplings(self, x: Array) -> Array:
         """Priors or factors ``[n, j or 1, i]``, given a value of the tensor."""
         values = self.layout.read(np.asarray(x, np.float64))
-        if self.form != "value":
+        if self.form == "negative":
+            values = -values
+        elif self.form == "log":
+            values = np.where(values > 0, np.log(np.where(values > 0, values, 1)), LOWEST)
+        elif self.form != "value":
             inside = (values != 0) == (self.form == "nonzero")
             values = np.where(inside, 0.0, LOWEST) if self.prior else inside.astype(float)
         return values.swapaxes(1, 2) if values.ndim == 3 else values[:, None]
 
     def __str__(self) -> str:
-        if self.form == "value":
+        if self.form == "log":
+            return "factors of each image before the softmax"
+        if self.form in _VALUES:
             return "priors of each image" if self.prior else "factors of each image"
         return "a mask before the softmax" if self.prior else "a mask after the softmax"
 
@@ -302,29 +352,38 @@ def fit_per_image(
     raise NoMatch(MORE)
 
 
-def _hypotheses(graph: Values, name: str, roles: Layout) -> Iterator[tuple[PerImage, ...]]:
+_Effect = tuple[PerImage, ...]  # of one tensor: a prior, a factor, or both
+
+
+def _hypotheses(graph: Values, name: str, roles: Layout) -> Iterator[_Effect]:
     """The effects that a tensor may have. A mask may be applied both before and after the softmax."""
     kind, shape = graph.kind(name), graph.shapes[name]
     batch, parents, children = roles.part(0), roles.part(1), roles.part(2)
     first = None if roles.batch is None else 0
-    forms = ["nonzero", "zero"] if kind == np.bool_ else ["value", "nonzero", "zero"]
-    of_children = list(layouts(shape, [batch, children], first))
-    for prior, form in itertools.product((False, True), forms):
-        if prior and form == "value" and not np.issubdtype(kind, np.floating):
-            continue
-        for layout in of_children:
+    per_child = list(layouts(shape, [batch, children], first))
+    masks = ["nonzero", "zero"]
+    for prior in (False, True):
+        values = []
+        if np.issubdtype(kind, np.floating):
+            values = list(_VALUES) if prior else ["value"]
+        elif not prior and kind != np.bool_:
+            values = ["value"]
+        scales = ["log"] if prior and kind != np.bool_ else []
+        for form, layout in itertools.product([*values, *scales, *masks], per_child):
             yield (PerImage(name, layout, prior, form),)
-        if prior and form == "value":
-            for layout in layouts(shape, [batch, children, parents], first):
-                yield (PerImage(name, layout, prior, form),)
-    for before, after, layout in itertools.product(("nonzero", "zero"), forms, of_children):
-        yield PerImage(name, layout, True, before), PerImage(name, layout, False, after)
+        if prior:
+            for form in values:
+                for layout in layouts(shape, [batch, children, parents], first):
+                    yield (PerImage(name, layout, prior, form),)
+    factors = masks if kind == np.bool_ else ["value", *masks]
+    for form, factor, layout in itertools.product(masks, factors, per_child):
+        yield PerImage(name, layout, True, form), PerImage(name, layout, False, factor)
 
 
 def _agrees(
     graph: Values,
     function: Function,
-    chosen: Sequence[Sequence[PerImage]],
+    chosen: Sequence[_Effect],
     layout: Layout,
     roles: Layout,
     kind: Dynamic,

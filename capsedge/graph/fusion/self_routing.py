@@ -25,7 +25,6 @@ from capsedge.graph.fusion.values import Array, Values
 from capsedge.graph.fusion.votes import (
     VoteProbe,
     VoteSource,
-    is_selection,
     linear_vote_source,
 )
 
@@ -171,14 +170,17 @@ def fit_logits(graph: Values, softmax: Softmax) -> Logits:
         groups = len(n), 1, len(children), 0
         roles = Layout(shape, view, (*n, j, *children), groups, start)
         try:
-            source = linear_vote_source(
-                graph, name, roles, suits=lambda weight: not is_selection(weight)
-            )
+            source = linear_vote_source(graph, name, roles, suits=_is_of_several)
         except NoMatch:
             continue
         if source.depth > 1:
             return Logits(name, Layout(shape, view, roles.order, groups[:3], start), source)
     raise NoMatch("its logits are not a linear map of capsules")
+
+
+def _is_of_several(weight: Array) -> bool:
+    """Whether a logit depends on several elements of a child; a mask is one element, perhaps scaled."""
+    return bool((np.count_nonzero(weight, axis=3) > 1).any())
 
 
 # --- Writing ---

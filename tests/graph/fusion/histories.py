@@ -1,7 +1,7 @@
 """Networks over histories, as recommenders are written: the interests of a user by routing.
 
-Small, and in other words than those of torch-rechub (ComiRec-DR and MIND), deepmatch and funrec, whose three
-ways to apply a mask they have.
+Small, and in other words than those of torch-rechub (ComiRec-DR and MIND), deepmatch and funrec. They apply
+masks as these do, and as transformers do.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-Mask = Literal["after", "before", "both", "added", "parents", "before parents", "none"]
+Mask = Literal[
+    "after", "before", "both", "added", "subtracted", "product", "infinite", "divided", "divided safely",
+    "parents", "before parents", "divided parents", "mean over items", "none",
+]  # fmt: skip
 OUT = float(-(2**31))
 
 
@@ -21,8 +24,11 @@ class Interests(nn.Module):
 
     Args:
         mask: ``after`` the softmax over the children (torch-rechub), ``before`` it (deepmatch), ``added`` to
-            the logits (as in transformers), ``both`` before and after it, after a softmax over the
-            ``parents``, before that one (what is out has equal couplings), or not at all.
+            the logits or ``subtracted`` from them (as in transformers), a factor of them besides
+            (``product``), ``infinite`` with zeros for what is not a number, ``both`` before and after the
+            softmax, after it and ``divided`` by the sum, ``safely`` with an epsilon; after a softmax over the
+            ``parents``, before that one (what is out has equal couplings), or after it and divided by the sum
+            over them or over the items; or not at all.
         weights: one matrix for ``each`` item and interest, for ``each interest``, or ``one``.
         given: start logits ``[N, J, I]`` are a further input, in the place of random ones.
         summed: votes are weighted by a product of their elements and a sum, not by a matrix product.
@@ -69,12 +75,25 @@ class Interests(nn.Module):
                 shares = (logits + torch.where(seen == 0, -1e9, 0.0)).softmax(-1)
             elif self.mask == "before parents":
                 shares = torch.where(seen == 0, OUT, logits).softmax(1)
-            elif self.mask == "parents":
+            elif self.mask in ("parents", "divided parents", "mean over items"):
                 shares = logits.softmax(1) * seen.float()
+            elif self.mask == "subtracted":
+                shares = (logits - 1e9 * (1 - seen.float())).softmax(-1)
+            elif self.mask == "product":
+                here = (seen > 0).float()
+                shares = (logits * here - 1e9 * (1 - here)).softmax(-1)
+            elif self.mask == "infinite":
+                shares = logits.masked_fill(seen == 0, -torch.inf).softmax(-1).nan_to_num(0)
             else:
                 shares = logits.softmax(-1)
-            if self.mask in ("after", "both"):
+            if self.mask in ("after", "both", "divided", "divided safely"):
                 shares = torch.where(torch.eq(seen, 0), torch.zeros_like(shares), shares)
+            if self.mask == "divided":
+                shares = shares / shares.sum(-1, keepdim=True)
+            elif self.mask in ("divided safely", "mean over items"):
+                shares = shares / (shares.sum(-1, keepdim=True) + 1e-9)
+            elif self.mask == "divided parents":
+                shares = shares / shares.sum(1, keepdim=True).clamp(min=1e-9)
             if self.summed:
                 interests = (shares.unsqueeze(3) * votes).sum(2, keepdim=True)
             else:
