@@ -42,7 +42,7 @@ from capsedge.graph.fusion import FusionReport
 from capsedge.graph.passes import Lowered, lower
 from capsedge.graph.target_runtimes import resolve
 from capsedge.models import CapsuleModel, with_iterations
-from capsedge.models.example_inputs import table_sizes
+from capsedge.models.looked_up_tables import TableBounds, table_bounds
 from capsedge.options import takes
 from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime
 from capsedge.runtime.files.writing import OUTPUT, as_path, check_writable, write_bytes
@@ -161,7 +161,9 @@ def export(
         )
     if declared is None and subject.traced:
         declared = _no_metadata(module, options.checkpoint_sha256)
-    _state_inputs(lowered.model, subject)
+    # A file with metadata takes images of one size, and its batch is known to be of images.
+    independent = batch is None and declared is None
+    checked_loosely = _state_inputs(lowered.model, subject, independent=independent)
     data, notes = lowered.model.SerializeToString(), tuple[str, ...]()
     warnings: tuple[str, ...] = ()
     if declared is not None and all(p.passed or p.outside for p in parity):
@@ -187,6 +189,7 @@ def export(
             *fixed,
             *lowered.notes,
             *left_out,
+            *checked_loosely,
             *(subject.traced.notes if subject.traced else ()),
             *notes,
         ),
@@ -240,19 +243,36 @@ def _check_ports(model: onnx.ModelProto) -> None:
         )
 
 
-def _state_inputs(model: onnx.ModelProto, subject: Subject) -> None:
-    """State in the file how many entries inputs may look up and how long they may be, in place."""
-    sizes: Sequence[int | None] = [None] * len(subject.inputs)
+def _state_inputs(
+    model: onnx.ModelProto, subject: Subject, *, independent: bool
+) -> tuple[str, ...]:
+    """State in the file what its inputs may look up, how long they may be, and whether rows are independent.
+
+    Args:
+        model: changed in place.
+        independent: whether the batch is free, which `user_subject` allows only for independent rows.
+
+    Returns:
+        Notes.
+    """
+    tables = [TableBounds()] * len(subject.inputs)
     if not all(x.dtype.is_floating_point for x in subject.example):
-        sizes = table_sizes(subject.module, subject.example, from_zero=True)
+        tables = table_bounds(subject.module, subject.example)
     longest = subject.longest or [()] * len(subject.inputs)
-    stated = {
-        name: InputBounds(entries, most if any(most) else ())
-        for name, entries, most in zip(subject.inputs, sizes, longest, strict=True)
-        if entries is not None or any(most)
-    }
+    stated: dict[str, InputBounds] = {}
+    notes: list[str] = []
+    for name, table, most in zip(subject.inputs, tables, longest, strict=True):
+        lengths = most if any(most) else ()
+        if table.most or lengths or independent:
+            stated[name] = InputBounds(table.most or None, lengths, independent)
+        if table.most != table.least:
+            notes.append(
+                f"parts of '{name}' look up tables of {table.least} to {table.most} entries; runtimes refuse "
+                f"indices below 0 and above {table.most - 1}, and ONNX Runtime those above a smaller table"
+            )
     for key, value in inputs_property(stated).items():
         model.metadata_props.add(key=key, value=value)
+    return tuple(notes)
 
 
 def _no_metadata(model: nn.Module, checkpoint_sha256: str) -> ModelMetadata:

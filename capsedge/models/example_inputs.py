@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from capsedge.datasets.array_files import read_arrays
 from capsedge.errors import UsageError
 from capsedge.models.base import CapsuleModel
-from capsedge.models.user_code import on_cpu
+from capsedge.models.looked_up_tables import table_sizes
 
 _LARGEST = 2**28  # elements of an example
 _ROWS = 8  # number of rows of an example with whole numbers
@@ -84,7 +83,9 @@ def read_example(text: str, module: nn.Module) -> ExampleInputs:
         drawn = [torch.rand((2, *i.sizes), generator=generator) for i in inputs]
     else:
         zeros = [torch.zeros((2, *i.sizes), dtype=i.dtype) for i in inputs]
-        most = table_sizes(module, _arranged(inputs, zeros).tensors)
+        arranged = _arranged(inputs, zeros).tensors
+        module = in_order(module, list(arranged)) if isinstance(arranged, dict) else module
+        most = table_sizes(module, zeros)
         drawn = [_drawn(i, n, generator) for i, n in zip(inputs, most, strict=True)]
     return _arranged(inputs, drawn)
 
@@ -253,79 +254,3 @@ def _says_dict(module: nn.Module) -> bool:
     except (OSError, TypeError):
         return False
     return re.search(rf"\b{name}\[[\"']", code) is not None
-
-
-# --- Integers that index tables ---
-
-
-def table_sizes(
-    module: nn.Module,
-    tensors: tuple[Tensor, ...] | Mapping[str, Tensor],
-    *,
-    from_zero: bool = False,
-) -> list[int | None]:
-    """Entries of the smallest table that the module indexes with each input; None if it indexes none.
-
-    Args:
-        tensors: valid inputs, with which it is run once.
-        from_zero: only look-ups that refuse every number beyond the table: those of the whole input, with its
-            values as they are, that refuse negative numbers, as ``nn.Embedding`` does.
-    """
-    run, given = module, list(tensors) if isinstance(tensors, tuple) else list(tensors.values())
-    if isinstance(tensors, Mapping):
-        run = in_order(module, list(tensors))
-    with torch.no_grad(), on_cpu(), _LookUps(given, from_zero) as found:
-        try:
-            run(*given)
-        except Exception:  # from the user's code, any kind; the export reports it with its line
-            found.sizes = [None] * len(given)
-    sizes: list[int | None] = found.sizes
-    return sizes
-
-
-class _LookUps(TorchFunctionMode):
-    """Records the sizes of the tables that are indexed with views and copies of some tensors."""
-
-    def __init__(self, tensors: Sequence[Tensor], from_zero: bool) -> None:
-        super().__init__()
-        self.from_zero = from_zero
-        self.sizes: list[int | None] = [None] * len(tensors)
-        self._kept: list[Any] = list(tensors)  # keeps the id from being reused
-        self._origin = {id(t): k for k, t in enumerate(tensors)}
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        name = getattr(func, "__name__", "")
-        if name == "embedding":
-            at, table = [*args, kwargs.get("input"), kwargs.get("weight")][:2]
-            self._note(at, len(table))
-        elif name == "__getitem__" and not self.from_zero and args[0].is_floating_point():
-            parts = args[1] if isinstance(args[1], tuple) else (args[1],)
-            for axis, part in enumerate(parts):
-                self._note(part, args[0].shape[axis] if axis < args[0].ndim else 0)
-        elif name == "index_select":
-            axis, at = [*args[1:], kwargs.get("dim"), kwargs.get("index")][:2]
-            self._note(at, args[0].shape[axis])
-        result = func(*args, **kwargs)
-        if isinstance(result, Tensor) and not result.is_floating_point() and name not in _OTHER:
-            source = next((a for a in args if id(a) in self._origin), None)
-            exact = name in _MOVES and source is not None and result.numel() >= source.numel()
-            if source is not None and (exact or not self.from_zero):
-                self._origin[id(result)] = self._origin[id(source)]
-                self._kept.append(result)
-        return result
-
-    def _note(self, at: Any, size: int) -> None:
-        k = self._origin.get(id(at))
-        if k is not None and size:
-            known = self.sizes[k]
-            self.sizes[k] = size if known is None else min(known, size)
-
-
-# Functions whose result has other values than their inputs.
-_OTHER = frozenset(("eq", "ne", "gt", "ge", "lt", "le", "__eq__", "__gt__", "__ge__", "__lt__", "__le__",
-                    "__ne__", "logical_not", "sum", "argmax", "size", "zeros_like", "ones_like"))  # fmt: skip
-# Functions whose result has the same values, in another place, type or number.
-_MOVES = frozenset(("clone", "contiguous", "detach", "expand", "expand_as", "flatten", "int", "long",
-                    "movedim", "permute", "repeat", "reshape", "squeeze", "swapaxes", "t", "tile", "to",
-                    "transpose", "type", "unflatten", "unsqueeze", "view", "view_as"))  # fmt: skip

@@ -1,8 +1,8 @@
 """Read what a file states about its inputs besides types and shapes: the property ``capsedge_inputs``.
 
-``export`` writes it for networks that index embeddings, or whose free axes have a maximum length:
-``{"hist": {"entries": 2000, "longest": [0, 50]}}``. ONNX takes -1 for the last entry and a runtime on a GPU
-checks nothing, so both are checked before a run.
+``export`` writes it for networks that index embeddings, whose free axes have a maximum length, or whose
+batch is free: ``{"hist": {"entries": 2000, "longest": [0, 50], "independent": true}}``. ONNX takes -1 for the
+last entry and a runtime on a GPU checks nothing, so the first two are checked before a run.
 """
 
 from __future__ import annotations
@@ -28,19 +28,21 @@ _BEYOND = re.compile(
 
 @dataclass(frozen=True)
 class InputBounds:
-    """The values and lengths that an input allows.
+    """The values and lengths that an input allows, and what its rows mean to each other.
 
     Attributes:
         entries: of the smallest table that it indexes; its values are at least 0 and below this. None if it
             indexes no table.
         longest: the largest size of each axis; 0 if the shape alone decides. Empty if no axis has one.
+        independent: whether the result for a row is the same whatever the other rows are.
     """
 
     entries: int | None = None
     longest: tuple[int, ...] = ()
+    independent: bool = False
 
     def __post_init__(self) -> None:
-        if self.entries is None and not any(self.longest):
+        if self.entries is None and not any(self.longest) and not self.independent:
             raise ValueError("nothing is stated")
         if self.entries is not None and self.entries < 1:
             raise ValueError(f"a table of {self.entries} entries")
@@ -56,7 +58,8 @@ def inputs_property(stated: Mapping[str, InputBounds]) -> dict[str, str]:
     for name, bounds in stated.items():
         entries = {} if bounds.entries is None else {"entries": bounds.entries}
         longest = {"longest": list(bounds.longest)} if any(bounds.longest) else {}
-        documents[name] = {**entries, **longest}
+        independent = {"independent": True} if bounds.independent else {}
+        documents[name] = {**entries, **longest, **independent}
     return {INPUTS_KEY: dump(documents)}
 
 
@@ -90,7 +93,7 @@ def bounded_ports(ports: Sequence[Port], stated: Mapping[str, InputBounds]) -> t
         if bounds.longest and len(bounds.longest) != len(port.shape):
             axes = f"{len(bounds.longest)} axes of '{port.name[:80]}', which has {len(port.shape)}"
             raise _unreadable(f"lengths of {axes}")
-        found.append(replace(port, entries=bounds.entries, longest=bounds.longest))
+        found.append(replace(port, **vars(bounds)))
     return tuple(found)
 
 
@@ -148,7 +151,7 @@ def explained(message: str, feeds: Mapping[str, NDArray[Any]]) -> UsageError | N
     value, entries = int(told[1]), int(told[2]) + 1
     for name, array in feeds.items():
         if array.dtype.kind in "iu" and (array == value).any():
-            return _beyond(name, f"{value}", int((array == value).sum()), entries)
+            return _beyond(name, f"{value}", 1, entries)  # elsewhere in the input, it may be right
     return None
 
 

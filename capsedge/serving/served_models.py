@@ -39,8 +39,8 @@ class BatchSize:
 def can_batch(session: Session) -> bool:
     """Whether requests may run together.
 
-    This needs a capsedge file with a free batch that takes images of one size, or inputs that the file
-    describes, such as ids.
+    This needs a capsedge file with a free batch that takes images of one size, or a file that states that the
+    rows of its inputs are independent.
 
     Args:
         session: the loaded model.
@@ -51,8 +51,8 @@ def can_batch(session: Session) -> bool:
     ports = (*session.inputs, *session.outputs)
     free = all(port.shape and not isinstance(port.shape[0], int) for port in ports)
     if session.metadata is None:
-        stated = any(port.entries is not None or port.longest for port in session.inputs)
-        return stated and free and len({port.shape[0] for port in ports}) == 1
+        independent = all(port.independent for port in session.inputs)
+        return independent and free and len({port.shape[0] for port in ports}) == 1
     alike = all(isinstance(size, int) for port in session.inputs for size in port.shape[1:])
     return free and alike
 
@@ -73,7 +73,7 @@ def fixed_size(session: Session, images: int) -> BatchSize:
 def measure_size(session: Session) -> BatchSize:
     """Measure the best batch size for a model, while nothing else runs in this process.
 
-    Sizes are timed in turn for half a second, on noise images or random ids. The smallest size whose time per
+    Sizes are timed in turn for half a second, on noise images or rows. The smallest size whose time per
     image is within 5 % of the least is chosen; no batch may take longer than 0.1 s, because other requests
     wait for it.
 
@@ -131,7 +131,7 @@ def _seconds(session: Session, size: int) -> float:
 
 
 def _random_rows(port: Port, size: int, length: int, rng: np.random.Generator) -> NDArray[Any]:
-    """Rows of an input: indices within its table, other integers 1.
+    """Rows of an input: index 0, since its parts may index smaller tables than the file states; other integers 1.
 
     Args:
         length: of free axes; 0 for the longest that the file states.
@@ -142,7 +142,7 @@ def _random_rows(port: Port, size: int, length: int, rng: np.random.Generator) -
         for s, most in zip(port.shape[1:], longest[1:], strict=True)
     ]
     if port.entries is not None:
-        return rng.integers(port.entries, size=(size, *sizes)).astype(port.dtype)
+        return np.zeros((size, *sizes), port.dtype)
     if port.dtype.startswith("float"):
         return rng.random((size, *sizes)).astype(port.dtype)
     return np.ones((size, *sizes), port.dtype)

@@ -212,6 +212,12 @@ INPUT_FIELDS = (
     Field(
         "longest", "list of integers", "largest size of each axis, 0 if the shape alone decides", ()
     ),
+    Field(
+        "independent",
+        "boolean",
+        "whether the result for a row is the same whatever the others are",
+        False,
+    ),
 )
 
 # The properties of a file, `capsedge.` before each name, besides `schema`. Nullable ones with the default

@@ -405,7 +405,9 @@ def test_the_indices_and_lengths_that_inputs_allow(tmp_path: Path) -> None:
         [("y", ["N", "M"])],
         metadata=inputs_property(stated),
     )
-    assert inspect(file).to_dict()["bounds"]["ids"] == {"entries": 2000, "longest": (0, 50)}
+    assert inspect(file).to_dict()["bounds"]["ids"] == {
+        "entries": 2000, "longest": (0, 50), "independent": False
+    }  # fmt: skip
     lines = CliRunner().invoke(app, ["inspect", str(file)]).stdout.splitlines()
     (ids,) = [line for line in lines if line.split()[:1] == ["ids"]]
     (age,) = [line for line in lines if line.split()[:1] == ["age"]]

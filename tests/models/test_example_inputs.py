@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from capsedge.errors import UsageError
-from capsedge.models.example_inputs import in_order_of, read_example, table_sizes, takes_dict
-from tests.tables import table
+from capsedge.models.example_inputs import in_order_of, read_example, takes_dict
 
 
 class Histories(nn.Module):
@@ -60,39 +58,6 @@ def test_whole_numbers_cover_their_table_and_no_more() -> None:
     assert len(set(lengths.tolist())) > 3
     with torch.no_grad():
         assert Histories()(found).shape == (8, 4)
-
-
-def test_what_is_compared_is_not_looked_up() -> None:
-    class Compares(Histories):
-        def forward(self, x: dict[str, Tensor]) -> Tensor:
-            return self.item((x["hist"] > 3).long()).sum(1)
-
-    assert table_sizes(Compares(), {"hist": torch.zeros(2, 6, dtype=torch.int64)}) == [None]
-
-
-@table(
-    "look_up, entries",
-    [
-        (lambda item, ids: item(ids.reshape(-1).long().unsqueeze(0)), 30),
-        (lambda item, ids: item(ids % 30), None),  # any number may come
-        (lambda item, ids: item(ids.clamp(max=29)), None),
-        (lambda item, ids: item(ids[:, :2]), None),  # of the other columns, it says nothing
-    ],
-)
-def test_what_certainly_refuses_numbers_beyond_the_table(
-    look_up: Callable[[nn.Embedding, Tensor], Tensor], entries: int | None
-) -> None:
-    class LooksUp(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.item = nn.Embedding(30, 4)
-
-        def forward(self, ids: Tensor) -> Tensor:
-            return look_up(self.item, ids)
-
-    given = {"ids": torch.zeros(2, 6, dtype=torch.int32)}
-    assert table_sizes(LooksUp(), given, from_zero=True) == [entries]
-    assert table_sizes(LooksUp(), given) == [30]
 
 
 def test_plain_shapes_are_as_ever() -> None:

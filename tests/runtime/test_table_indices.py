@@ -24,7 +24,10 @@ from tests.native.libcapsedge import ARTEFACT, USAGE, Failed, Session, library_p
 
 needs_library = pytest.mark.skipif(library_path() is None, reason="libcapsedge is not built")
 ENTRIES = {"hist": 9, "user": 4}
-STATED = {"hist": InputBounds(9, (0, 6)), "user": InputBounds(4)}
+STATED = {
+    "hist": InputBounds(9, (0, 6), independent=True),
+    "user": InputBounds(4, (), independent=True),
+}
 
 
 def table_file(
@@ -152,6 +155,8 @@ DAMAGED = {
     "a length below 0": '{"hist": {"longest": [0, -1]}}',
     "a length that is none": '{"hist": {"longest": [null, 6]}}',
     "one length": '{"hist": {"longest": 6}}',
+    "rows that depend on each other": '{"hist": {"independent": false}}',
+    "a number for a truth": '{"hist": {"independent": 1}}',
 }
 
 
@@ -181,7 +186,12 @@ def test_lengths_of_other_axes_are_refused(tmp_path: Path, longest: list[int]) -
 def test_the_property_comes_back() -> None:
     assert inputs_property({}) == {}
     assert read_inputs_property({}) == {}
-    assert read_inputs_property(inputs_property(STATED)) == STATED
+    for stated in (
+        STATED,
+        {"hist": InputBounds(9, (0, 6))},
+        {"user": InputBounds(independent=True)},
+    ):
+        assert read_inputs_property(inputs_property(stated)) == stated
 
 
 @needs_library

@@ -13,6 +13,7 @@ import pytest
 
 import capsedge
 from capsedge.errors import UsageError
+from capsedge.runtime.table_indices import InputBounds, inputs_property
 from capsedge.serving.inference import Model, sizes_in
 from capsedge.serving.request_bodies import InferRequest, Input
 from capsedge.serving.served_models import SIZES, BatchSize, can_batch, measure_size
@@ -60,10 +61,11 @@ def test_what_may_run_together(model: Model) -> None:
 
 
 def test_without_a_statement_nothing_runs_together(tmp_path: Path) -> None:
-    """The file may be another tool's, whose rows may depend on each other."""
-    with capsedge.load(table_file(tmp_path / "m.onnx", {})) as session:
-        assert not can_batch(session)
-        assert measure_size(session) == BatchSize(1)
+    """The file may be another tool's, or have a table only: its rows may depend on each other."""
+    for stated in ({}, {"hist": InputBounds(9, independent=True), "user": InputBounds(4)}):
+        with capsedge.load(table_file(tmp_path / "m.onnx", inputs_property(stated))) as session:
+            assert not can_batch(session)
+            assert measure_size(session) == BatchSize(1)
 
 
 def test_requests_that_run_together_get_their_own_answers(

@@ -42,6 +42,7 @@ class Port:
         dtype: numpy's name for the element type, or the backend's if numpy has none.
         entries: size of the table that an integer input indexes; None if the file does not state it.
         longest: the largest size of each axis of an input; 0 for any, empty if the file states none.
+        independent: whether the file states that the result for a row does not depend on the other rows.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Port:
     dtype: str
     entries: int | None = None
     longest: tuple[int, ...] = ()
+    independent: bool = False
 
     @cached_property
     def numpy_dtype(self) -> np.dtype[Any] | None:

@@ -129,7 +129,7 @@ constexpr std::string_view kEngineMembers[] = {
     "layers", "batch", "source", "source_sha256", "metadata", "command", "products", "target",
     "compute_capabilities", "length",
 };
-constexpr std::string_view kInputMembers[] = {"entries", "longest"};
+constexpr std::string_view kInputMembers[] = {"entries", "longest", "independent"};
 constexpr std::string_view kMachineMembers[] = {
     "tensorrt", "cuda", "gpu", "compute_capability", "architecture", "multiprocessors", "power_mode",
 };

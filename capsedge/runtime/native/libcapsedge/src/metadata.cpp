@@ -243,7 +243,11 @@ std::map<std::string, InputBounds> read_input_bounds(const std::map<std::string,
           if (bounds.longest.back() < 0) throw JsonError("a longest length of '" + name + "' is below 0");
           limited = limited || bounds.longest.back() > 0;
         }
-      if (bounds.entries < 0 && !limited) throw JsonError("nothing is stated about '" + name + "'");
+      if (const Json* independent = value.find("independent")) {
+        independent->check(Json::kBool);
+        bounds.independent = independent->truth;
+      }
+      if (bounds.entries < 0 && !limited && !bounds.independent) throw JsonError("nothing is stated about '" + name + "'");
     }
   } catch (const JsonError& error) {
     throw unreadable_inputs(error.what());

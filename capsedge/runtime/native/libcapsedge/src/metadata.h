@@ -36,12 +36,13 @@ struct Metadata {
 // another schema.
 std::optional<Metadata> read_metadata(const std::map<std::string, std::string>& properties);
 
-// The values that an input may hold.
+// The values that an input may hold, and what its rows mean to each other.
 struct InputBounds {
   int64_t entries = -1;          // of the table that its integers index; -1 if it indexes none
   std::vector<int64_t> longest;  // of each axis; 0 if only the shape limits it. Empty if no axis is limited
+  bool independent = false;      // whether the result for a row does not depend on the other rows
 
-  bool stated() const { return entries >= 0 || !longest.empty(); }
+  bool stated() const { return entries >= 0 || !longest.empty() || independent; }
 };
 
 // The bounds of inputs by name, as the property `capsedge_inputs` states them: as capsedge/runtime/table_indices.py.
