@@ -131,7 +131,7 @@ def _seconds(session: Session, size: int) -> float:
 
 
 def _random_rows(port: Port, size: int, length: int, rng: np.random.Generator) -> NDArray[Any]:
-    """Rows of an input: index 0, since its parts may index smaller tables than the file states; other integers 1.
+    """Rows of an input: index 0, since parts may index smaller tables than the file states; other integers 1.
 
     Args:
         length: of free axes; 0 for the longest that the file states.

@@ -369,7 +369,7 @@ def _hypotheses(graph: Values, name: str, roles: Layout) -> Iterator[_Effect]:
         elif not prior and kind != np.bool_:
             values = ["value"]
         scales = ["log"] if prior and kind != np.bool_ else []
-        for form, layout in itertools.product([*values, *scales, *masks], per_child):
+        for form, layout in itertools.product([*values, *masks, *scales], per_child):
             yield (PerImage(name, layout, prior, form),)
         if prior:
             for form in values:
