@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -11,9 +12,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from click.testing import CliRunner
 from onnx import TensorProto, helper
 
 import capsedge
+from capsedge.cli import app
 from capsedge.cli.inspect import command as inspect_command
 from capsedge.errors import ArtefactError, ShapeError, UnsupportedModelError, UsageError
 from capsedge.exporters.build_options import BuildOptions
@@ -24,6 +27,9 @@ from capsedge.runtime.backends.backend import ProfiledBackend
 from capsedge.runtime.backends.tensorrt_slots import GRAPHS
 from capsedge.runtime.engine_metadata import metadata_path
 from capsedge.runtime.table_indices import InputBounds, inputs_property
+from capsedge.serving.inference import Model
+from capsedge.serving.request_bodies import InferRequest, Input
+from capsedge.serving.served_models import SIZES, measure_size
 from tests.tensorrt import fake
 from tests.tensorrt.fixtures import cudart, gpu, on_gpu  # noqa: F401
 
@@ -234,3 +240,54 @@ def test_lengths_that_cannot_be_built(make: Any, tmp_path: Path) -> None:
             BuildOptions(length=length)
     with pytest.raises(UsageError, match="--length does not apply to --target c"):
         BuildOptions(target="c", length=5)
+
+
+def test_infer(make: Any, tmp_path: Path) -> None:
+    """In runs of the engine's batch; a length that it was not built for is named."""
+    engine = make(length=(1, 5, 20)).path
+    for length in (7, 21):
+        np.savez(tmp_path / f"{length}.npz", **given(length, 6))
+    words = ("infer", "-m", str(engine), "--inputs")
+    done = CliRunner().invoke(app, [*words, str(tmp_path / "7.npz"), "-o", str(tmp_path / "o.npz")])
+    assert done.exit_code == 0, done.output
+    with np.load(tmp_path / "o.npz") as found:
+        for name, right in wanted(given(7, 6)).items():
+            np.testing.assert_allclose(found[name], right, rtol=1e-5)
+    refused = CliRunner().invoke(app, [*words, str(tmp_path / "21.npz")])
+    assert "A length of 21." in str(refused.exception)
+
+
+def test_server(make: Any, load: Any) -> None:
+    session = load(make(length=(1, 5, 20)).path)
+    assert measure_size(session).images in SIZES
+    model = Model(session, "histories", "", 1, 4, 0.0)
+
+    def ask(length: int) -> Any:
+        feeds = given(length)
+        kinds = {"hist": "INT64", "weights": "FP32"}
+        inputs = [Input(name, kinds[name], list(x.shape), x) for name, x in feeds.items()]
+        return asyncio.run(model.infer(InferRequest(inputs, []))).outputs
+
+    for length in (1, 20):
+        np.testing.assert_allclose(ask(length)["each"], wanted(given(length))["each"], rtol=1e-5)
+    with pytest.raises(UsageError, match=r"A length of 21\."):
+        ask(21)
+
+
+@pytest.mark.thorough
+def test_verify(make: Any, tmp_path: Path) -> None:
+    """An engine against PyTorch, at a length that it takes."""
+    torch = pytest.importorskip("torch")
+    from tests.graph.fusion.histories import AnyLength, histories
+
+    module = AnyLength(each=True, placed=True).eval()
+    path = tmp_path / "interests.onnx"
+    capsedge.export(module, path, example=histories(4, 9), free_axes={"history": [1]})
+    built = make(path, length=(1, 7, 20))
+    assert built.engine_metadata.length == (1, 7, 20)
+    assert capsedge.verify(module, built.path).passed
+    with torch.no_grad(), capsedge.load(built.path) as session:
+        for length in (1, 20):
+            right = module(histories(3, length)).numpy()
+            found = session.run(histories(3, length).numpy())["output"]
+            np.testing.assert_allclose(found, right, atol=2e-6, rtol=1e-4)
