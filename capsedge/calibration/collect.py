@@ -152,7 +152,7 @@ def watch(
     fixed = None if samples_of_a_run(session, data) is None else session.backend.batches.fixed
     if fixed is not None and len(data) < fixed:
         raise UsageError(
-            f"{len(data)} images are too few for calibration.",
+            f"{len(data)} {data.noun} are too few for calibration.",
             f"The model has a fixed batch of {fixed} and cannot run fewer at once.",
             f"Give {fixed} or more, or export the model with a free batch.",
         )
@@ -242,7 +242,8 @@ def check_calibration(data: ImageSet, subject: int | None = None) -> list[str]:
         UsageError: there is only one image, or all values of all images are the same.
     """
     if len(data) < 2:
-        subject_text = "One image is" if subject in (None, 1) else f"{subject} images are"
+        one = data.noun.removesuffix("s")
+        subject_text = f"One {one} is" if subject in (None, 1) else f"{subject} {data.noun} are"
         kept = (
             ""
             if subject in (None, 1)
@@ -250,18 +251,20 @@ def check_calibration(data: ImageSet, subject: int | None = None) -> list[str]:
         )
         raise UsageError(
             f"{subject_text} not enough for calibration.",
-            f"{kept}The range of every activation would come from a single image, and other images "
+            f"{kept}The range of every activation would come from a single {one}, and other {data.noun} "
             "would be clipped.",
-            "Provide 100 or more images like those that the model will see.",
+            f"Provide 100 or more {data.noun} like those that the model will see.",
         )
     if all(float(np.ptp(batch)) == 0.0 for batch in data.batches(256)):
         raise UsageError(
-            "The calibration images are constant.",
-            f"Every value of the {len(data)} images of {data.source} is the same within its batch.",
-            "Provide images like those that the model will see.",
+            f"The calibration {data.noun} are constant.",
+            f"Every value of the {len(data)} {data.noun} of {data.source} is the same within its batch.",
+            f"Provide {data.noun} like those that the model will see.",
         )
     if len(data) < 32:
-        return [f"only {len(data)} calibration images: ranges may be too small; use 100 or more"]
+        return [
+            f"only {len(data)} calibration {data.noun}: ranges may be too small; use 100 or more"
+        ]
     return []
 
 

@@ -166,6 +166,7 @@ class QuantizationReport(Summarized):
         gate: the loss that the file was allowed.
         criterion: the outputs that were compared, in words.
         images: numbers of images for calibration, search and evaluation, with a description of the last.
+        noun: what messages call them: ``images`` or ``rows``.
         warnings: warnings about the images.
         model: the file's bytes.
         foreign: whether the FP32 file was written by another tool.
@@ -189,6 +190,7 @@ class QuantizationReport(Summarized):
     gate: Gate
     criterion: str
     images: dict[str, Any]
+    noun: str
     warnings: tuple[str, ...]
     model: bytes = field(repr=False)
     foreign: bool
@@ -199,7 +201,7 @@ class QuantizationReport(Summarized):
         verdict = "PASSED" if self.passed else "FAILED"
         name = "not written" if self.output is None else str(self.output)
         ratio = f"{format_bytes(self.size)}, {self.size / self.source_size:.0%} of FP32"
-        outcome = f"{verdict}: {self.outcome} on {self.outcome.images} images"
+        outcome = f"{verdict}: {self.outcome} on {self.outcome.images} {self.noun}"
         outcome += f" ({self.images['evaluated_on']})"
         kept = f"{len(self.kept)} nodes" if self.kept else "nothing"
         rows = [
@@ -270,7 +272,7 @@ class Rejected(ParityError):
         other, option = ("", "") if mixed else ("`precision='mixed'`, ", "--precision mixed, ")
         super().__init__(
             f"The {report.precision} file loses too much.",
-            f"{measured} on {o.images} images ({report.images['evaluated_on']})"
+            f"{measured} on {o.images} {report.noun} ({report.images['evaluated_on']})"
             + (f"; kept as {report.output}. " if report.output is not None else ". ")
             + " ".join(report.gate.failures(o)),
             f"Try {other}another `method=`, more `calib_images=`, or allow more with "

@@ -108,10 +108,10 @@ def split(
             tested = pool.without(drawn)
     if len(tested) == 0:
         raise UsageError(
-            "No images are left for the comparison with FP32.",
-            f"{pool.source} holds {len(pool)} images.",
-            "Pass other images as `data=`, with labels to measure the accuracy.",
-            command="Pass other images with --data, with labels to measure the accuracy.",
+            f"No {pool.noun} are left for the comparison with FP32.",
+            f"{pool.source} holds {len(pool)} {pool.noun}.",
+            f"Pass other {pool.noun} as `data=`, with labels to measure the accuracy.",
+            command=f"Pass other {pool.noun} with --data, with labels to measure the accuracy.",
         )
     if limit is not None:
         tested = tested.draw(limit, seed)
@@ -252,6 +252,7 @@ def _report(
             "evaluation": len(splits.evaluation),
             "evaluated_on": splits.evaluation.described,
         },
+        noun=splits.evaluation.noun,
         warnings=splits.warnings,
         model=content,
         foreign=float_model.metadata is None or not float_model.metadata.architecture,

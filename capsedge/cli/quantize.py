@@ -192,7 +192,7 @@ def show(report: QuantizationReport) -> None:
             f"{format_bytes(report.size)}, {report.size / report.source_size:.3f} of FP32 "
             f"({report.source_size / report.size:.2f} times smaller)",
         ),
-        ("calibration", f"{report.images['calibration']} images, {report.method}"),
+        ("calibration", f"{report.images['calibration']} {report.noun}, {report.method}"),
         ("judged by", report.criterion),
         ("judged on", report.images["evaluated_on"]),
         *_verdict(report),
@@ -224,7 +224,7 @@ def _verdict(report: QuantizationReport) -> list[tuple[str, str]]:
             (
                 e.name,
                 f"mean error {e.mean:.4g}, {100 * e.mean_share:.3f} % of its range ({allowed}); largest "
-                f"{e.largest:.4g}, {100 * e.largest_share:.2f} % ({most}); {o.images} samples"
+                f"{e.largest:.4g}, {100 * e.largest_share:.2f} % ({most}); {o.images} {report.noun}"
                 + (
                     ""
                     if e.cosine is None
@@ -233,7 +233,7 @@ def _verdict(report: QuantizationReport) -> list[tuple[str, str]]:
             )
             for e in o.outputs
         ]
-    agreement = f"{100 * o.agreement:.2f} % of {o.images} images"
+    agreement = f"{100 * o.agreement:.2f} % of {o.images} {report.noun}"
     if o.accuracy is None or o.reference is None:
         agreement += f": {o.drop:.2f} points of answers changed ({allowed})"
         margins = f"changed answers up to {o.largest_changed_margin:.3g}, median of all {o.median_margin:.3g}"

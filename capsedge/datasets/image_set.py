@@ -55,6 +55,12 @@ class ImageSet:
         return len(self.images)
 
     @property
+    def noun(self) -> str:
+        """What messages call its entries: ``images``, or ``rows`` of a table."""
+        pixels = self.preprocessing is not None or self.images.dtype == np.uint8
+        return "images" if pixels or self.images.ndim == 4 else "rows"
+
+    @property
     def described(self) -> str:
         """Which images these are, for the figures that are measured on them."""
         which = f"{self.split} split" if self.split else "no train/test split"

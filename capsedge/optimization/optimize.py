@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ from capsedge.runtime.profiling.compare import CAPSEDGE, Entrant, compare
 from capsedge.runtime.profiling.worker import Limits, Specification
 from capsedge.runtime.progress import Progress, silent
 from capsedge.runtime.result_summary import Row, Summarized, Summary, short
+from capsedge.runtime.table_indices import explained
 from capsedge.runtime.user_metadata import Description, describe_model
 from capsedge.spec import limits
 
@@ -284,7 +286,8 @@ def _times(
 ) -> tuple[float | None, float | None]:
     """Medians in milliseconds: the original in ONNX Runtime, the new file in this package, in turns."""
     batch = document["batch"]
-    feeds = _feeds(document["inputs"], 1 if batch == "free" else int(batch))
+    images = 1 if batch == "free" else int(batch)
+    feeds = _feeds(document["inputs"], images)
     entrants = [
         Entrant("before", Specification("ort", str(source), "", threads=1), "the file"),
         Entrant("after", Specification(CAPSEDGE, str(fresh), "", threads=1), "the file"),
@@ -292,18 +295,36 @@ def _times(
     try:
         found = compare(entrants, feeds, Limits(0.1, seconds, 10), progress)
     except EnvironmentProblem as error:
-        progress(f"not measured: {error.what} {error.why}")
+        progress(f"not measured: with random inputs of batch {images}, {_failure(error, feeds)}")
         return None, None
     medians = [None if e.latency is None else float(e.latency.median) for e in found.entries]
     return medians[0], medians[1]
 
 
+# ONNX Runtime's words for a node that fails, without the line of its source.
+_AT_NODE = re.compile(
+    r"while running (\w+) node\. Name:'([^']*)' Status Message: (?:/\S+:\d+ .* was false\. )?(.*)"
+)
+
+
+def _failure(error: EnvironmentProblem, feeds: dict[str, Any]) -> str:
+    """Why a file cannot be timed, in a sentence."""
+    index = explained(error.why, feeds)
+    if index is not None:
+        return f"{index.what[0].lower()}{index.what[1:]} {index.why}"
+    told = _AT_NODE.search(error.why)
+    if told is None:
+        return f"{error.what[0].lower()}{error.what[1:]} {error.why}"
+    return f"the {told[1]} node '{told[2]}' fails: {told[3]}"
+
+
 def _feeds(inputs: dict[str, Any], batch: int) -> dict[str, Any]:
-    """Uniform random numbers; ones for integer inputs."""
+    """Uniform random numbers; for integers ones, or the only index of a table with one entry."""
     rng = np.random.default_rng(0)
     found = {}
-    for name, (dims, kind) in inputs.items():
+    for name, (dims, kind, entries) in inputs.items():
         shape = [(batch if k == 0 else 1) if d == 0 else d for k, d in enumerate(dims)]
         floating = np.issubdtype(np.dtype(kind), np.floating)
-        found[name] = (rng.random(shape) if floating else np.ones(shape)).astype(kind)
+        whole = np.full(shape, min(1, entries - 1) if entries else 1)
+        found[name] = (rng.random(shape) if floating else whole).astype(kind)
     return found

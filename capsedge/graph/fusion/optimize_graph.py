@@ -77,7 +77,8 @@ class OptimizedGraph:
         opset_before, opset: opset of the standard operators, before and after.
         nodes_before, nodes: number of nodes in the graph, before and after.
         batch: ``free``, or the file's fixed batch size.
-        inputs: sizes (0 for a free batch, a typical size for a free length) and numpy type of each.
+        inputs: sizes (0 for a free batch, a typical size for a free length) and numpy type of each, and the
+            entries of the smallest table that it indexes, or 0.
         comparisons: comparisons with the original file.
     """
 
@@ -89,7 +90,7 @@ class OptimizedGraph:
     nodes_before: int
     nodes: int
     batch: str
-    inputs: dict[str, tuple[list[int], str]]
+    inputs: dict[str, tuple[list[int], str, int]]
     comparisons: tuple[Comparison, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -249,10 +250,11 @@ def _described(
     )
 
 
-def _inputs_of(graph: Values) -> dict[str, tuple[list[int], str]]:
-    """Sizes and numpy type of every input."""
+def _inputs_of(graph: Values) -> dict[str, tuple[list[int], str, int]]:
+    """Sizes and numpy type of every input, and the entries of its table."""
+    kinds = {name: onnx.helper.tensor_dtype_to_np_dtype(t) for name, t in graph.types.items()}
     return {
-        name: (dims, str(onnx.helper.tensor_dtype_to_np_dtype(graph.types[name])))
+        name: (dims, str(kinds[name]), graph.tables.get(name, 0))
         for name, dims in graph.dims.items()
     }
 
