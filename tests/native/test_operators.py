@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +15,7 @@ import pytest
 from capsedge.spec.operators import OPERATORS, Value
 from tests.conformance.cases import CASES, OUTPUTS, make
 
+from .builds import NATIVE
 from .library import Array, NativeError, Operator, load, unwritten
 
 pytestmark = pytest.mark.skipif(
@@ -119,3 +123,50 @@ def test_an_absent_attribute_has_its_default(name: str) -> None:
 
     for absent, given in zip(compute(required), compute(everything), strict=True):
         np.testing.assert_array_equal(absent, given)
+
+
+PROGRAM = """
+#include <cstdio>
+#include "input_shapes.h"
+int main() {
+  using namespace capsedge;
+  const OperatorSpec& op = *find_operator("DynamicRouting");
+  const int64_t u[] = {2, 6, 8}, weight[] = {6, 3, 4, 8}, prior[] = {6, 3}, bias[] = {3, 4};
+  const ShapeView inputs[] = {{u, 3}, {weight, 4}, {prior, 2}, {bias, 2}};
+  std::printf("%s|%s|%zu|%ld", InputShapes(op).wrong(inputs, 4).c_str(), op.wanted_inputs().c_str(),
+              op.source_of("J").size.axis, static_cast<long>(op.attribute("iterations").integers[0]));
+}
+"""
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("", "", "|4 to 7|1|3"),
+        ('{"bias", \'T\', false, {"J", "Pout"}', '{"bias", \'T\', false, {"Pout", "J"}',
+         "input 'bias' has shape [3, 4]: wanted [4, 3]|4 to 7|1|3"),
+        ('{"mask", \'T\', true', '{"mask", \'T\', false', "|5 to 7|1|3"),
+        ('{"iterations", AttributeType::kInt, false, false, true, {3}',
+         '{"iterations", AttributeType::kInt, false, false, true, {4}', "|4 to 7|1|4"),
+    ],
+)  # fmt: skip
+def test_the_generated_table_is_what_is_read(old: str, new: str, said: str, tmp_path: Path) -> None:
+    """With a shape, an input or a default changed in it, nodes are judged by the change."""
+    compiler = shutil.which("c++")
+    if compiler is None:
+        pytest.skip("needs a C++ compiler: apt-get install g++")
+    shutil.copytree(NATIVE / "generated", tmp_path / "generated")
+    table = tmp_path / "generated" / "operators.h"
+    text = table.read_text()
+    assert old in text
+    table.write_text(text.replace(old, new, 1))
+    (tmp_path / "program.cpp").write_text(PROGRAM)
+    kernels = NATIVE / "kernels"
+    subprocess.run(
+        [compiler, "-std=c++17", "-O0", f"-I{tmp_path}", f"-I{NATIVE}", f"-I{kernels}", "program.cpp",
+         str(kernels / "operators.cpp"), str(kernels / "input_shapes.cpp"), "-o", "program"],
+        cwd=tmp_path, check=True,
+    )  # fmt: skip
+    done = subprocess.run([tmp_path / "program"], capture_output=True, text=True, check=True)
+    assert done.stdout == said

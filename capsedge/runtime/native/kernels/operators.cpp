@@ -37,6 +37,15 @@ std::optional<Place> OperatorSpec::find_dimension(std::string_view dimension) co
   return std::nullopt;
 }
 
+DimensionSource OperatorSpec::source_of(std::string_view dimension) const {
+  if (const auto place = find_dimension(dimension)) return {*place, std::nullopt};
+  for (const WindowPositions& p : kWindowPositions) {
+    const auto size = find_dimension(p.size), window = find_dimension(p.window);
+    if (p.name == dimension && size && window) return {*size, window, p.axis};
+  }
+  throw std::logic_error(std::string(name) + " has no dimension '" + std::string(dimension) + "'");
+}
+
 bool OperatorSpec::has_attribute(std::string_view wanted) const {
   for (const AttributeSpec& known : attributes)
     if (wanted == known.name) return true;

@@ -78,6 +78,13 @@ struct WindowPositions {
   size_t axis;
 };
 
+// What gives the size of an output's dimension: a dimension of an input or, with a window, its positions along an axis.
+struct DimensionSource {
+  Place size;
+  std::optional<Place> window;
+  size_t axis = 0;
+};
+
 struct OperatorSpec {
   const char* name = nullptr;
   const char* quantizes = nullptr;  // the float operator that this one is with an INT8 weight, or null
@@ -97,6 +104,8 @@ struct OperatorSpec {
   bool has_attribute(std::string_view name) const;
   // The first location among the inputs that gives the size of a dimension.
   std::optional<Place> find_dimension(std::string_view dimension) const;
+  // Throws std::logic_error for a dimension that no input gives.
+  DimensionSource source_of(std::string_view dimension) const;
 };
 
 }  // namespace capsedge

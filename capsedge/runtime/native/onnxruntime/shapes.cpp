@@ -123,20 +123,19 @@ void extend(const Context& context, size_t axis, Dim& size, Dim& window) {
 
 // A dimension as the table's shapes give it; none where an input that it follows from has another rank.
 std::optional<Dim> dimension(const Context& context, std::string_view name) {
-  if (const auto place = context.spec().find_dimension(name)) {
-    const Dims found = context.input(place->input);
-    if (found.size() != context.spec().inputs[place->input].shape.size()) return std::nullopt;
-    return found[place->axis];
-  }
-  for (const WindowPositions& p : kWindowPositions) {
-    if (p.name != name) continue;
-    auto size = dimension(context, p.size), window = dimension(context, p.window);
-    if (!size || !window) return std::nullopt;
-    if (context.spec().has_attribute("shared") && context.flag("shared")) return Dim{1, ""};
-    extend(context, p.axis, *size, *window);
-    return positions(*size, *window, context.integers("strides")[p.axis]);
-  }
-  return std::nullopt;
+  const auto at = [&](Place place) -> std::optional<Dim> {
+    const Dims found = context.input(place.input);
+    if (found.size() != context.spec().inputs[place.input].shape.size()) return std::nullopt;
+    return found[place.axis];
+  };
+  const DimensionSource source = context.spec().source_of(name);
+  auto size = at(source.size);
+  if (!size || !source.window) return size;
+  auto window = at(*source.window);
+  if (!window) return std::nullopt;
+  if (context.spec().has_attribute("shared") && context.flag("shared")) return Dim{1, ""};
+  extend(context, source.axis, *size, *window);
+  return positions(*size, *window, context.integers("strides")[source.axis]);
 }
 
 // The kernel reports wrong ranks; its message names the input.

@@ -142,28 +142,26 @@ int32_t Plugin::getOutputShapes(const DimsExprs* in, int32_t inputs, const DimsE
 const IDimensionExpr* Plugin::dimension(std::string_view name, const DimsExprs* in, IExprBuilder& builder,
                                         std::string& why) const {
   const OperatorSpec& spec = spec_of(op_);
-  if (const auto place = spec.find_dimension(name)) {
-    const Parameter& input = spec.inputs[place->input];
-    const DimsExprs& found = in[place->input];
-    if (found.nbDims == static_cast<int32_t>(input.shape.size())) return found.d[place->axis];
+  const auto at = [&](Place place) -> const IDimensionExpr* {
+    const Parameter& input = spec.inputs[place.input];
+    const DimsExprs& found = in[place.input];
+    if (found.nbDims == static_cast<int32_t>(input.shape.size())) return found.d[place.axis];
+    why = "";
     for (const char* each : input.shape) why += (why.empty() ? "" : ", ") + std::string(each);
     why = std::string("wanted ") + input.name + " [" + why + "]";
     return nullptr;
-  }
-  for (const WindowPositions& p : kWindowPositions) {
-    if (p.name != name) continue;
-    const IDimensionExpr* size = dimension(p.size, in, builder, why);
-    const IDimensionExpr* window = size ? dimension(p.window, in, builder, why) : nullptr;
-    if (window == nullptr) return nullptr;
-    const IDimensionExpr* one = builder.constant(1);
-    if (spec.has_attribute("shared") && integer(op_, values_, "shared")) return one;
-    const IDimensionExpr* stride = builder.constant(integer(op_, values_, "strides", p.axis));
-    const IDimensionExpr* room = builder.operation(DimensionOperation::kSUB, *size, *window);
-    const IDimensionExpr* steps = builder.operation(DimensionOperation::kFLOOR_DIV, *room, *stride);
-    return builder.operation(DimensionOperation::kSUM, *steps, *one);
-  }
-  why = "its output has an unknown dimension";
-  return nullptr;
+  };
+  const DimensionSource source = spec.source_of(name);
+  const IDimensionExpr* size = at(source.size);
+  if (size == nullptr || !source.window) return size;
+  const IDimensionExpr* window = at(*source.window);
+  if (window == nullptr) return nullptr;
+  const IDimensionExpr* one = builder.constant(1);
+  if (spec.has_attribute("shared") && integer(op_, values_, "shared")) return one;
+  const IDimensionExpr* stride = builder.constant(integer(op_, values_, "strides", source.axis));
+  const IDimensionExpr* room = builder.operation(DimensionOperation::kSUB, *size, *window);
+  const IDimensionExpr* steps = builder.operation(DimensionOperation::kFLOOR_DIV, *room, *stride);
+  return builder.operation(DimensionOperation::kSUM, *steps, *one);
 }
 
 // Their inputs and outputs are all float, or all float16.

@@ -19,13 +19,10 @@ class AttentionRouting : public Operator {
         scale_(attributes.number("agreement_scale")),
         epsilon_(attributes.number("epsilon")) {}
 
-  std::vector<Shape> output_shapes(const std::vector<Shape>& in) const override {
-    const Shape parents =
-        attention_output(name(), in[kPose], in[kWeight], in[kScale], matrix_, strides_);
-    Shape parent = parents;
+  void check(const std::vector<Shape>& in) const override {
+    Shape parent = attention_output(name(), in[kPose], in[kWeight], in[kScale], matrix_, strides_);
     if (in[kParent][0] == 1) parent[0] = 1;
     expect(in[kParent] == parent, name(), "input 'parent' has shape ", in[kParent], ": wanted ", parent);
-    return {parents};
   }
 
   void keep(size_t index, const Tensor& tensor) override {

@@ -35,10 +35,6 @@ class DynamicRouting : public Operator {
       : Operator(attributes, level),
         rule_(attributes) {}
 
-  std::vector<Shape> output_shapes(const std::vector<Shape>& in) const override {
-    return {{in[kU][0], in[kWeight][1], in[kWeight][2]}};
-  }
-
   void keep(size_t index, const Tensor& tensor) override {
     if (index == kWeight) {
       weight_.keep(tensor, level_);

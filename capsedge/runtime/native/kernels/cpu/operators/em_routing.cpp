@@ -294,7 +294,7 @@ class EmRouting : public Operator {
            " inverse temperatures: wanted one per iteration");
   }
 
-  std::vector<Shape> output_shapes(const std::vector<Shape>& in) const override {
+  void check(const std::vector<Shape>& in) const override {
     const Shape& pose = in[kPose];
     const Shape& weight = in[kWeight];
     const int64_t side = matrix_side(name(), pose[4]);
@@ -302,14 +302,8 @@ class EmRouting : public Operator {
            side, "x", side, " for poses of ", pose[4], " elements");
     expect(!paper_coordinates_ || side >= 2, name(), "coordinate addition wants poses of 2x2 or more");
     expect(!paper_coordinates_ || in.size() <= kCoordinates, name(), "input 'coordinates' and attribute 'coordinate_addition' exclude each other");
-    Grid grid{1, 1};
-    if (settings_.shared) {
-      expect(weight[0] == 1 && weight[1] == 1, name(), "input 'weight' has shape ", weight,
-             ": shared weights want a window of 1x1");
-    } else {
-      grid = output_grid(name(), pose, weight[0], weight[1], settings_.strides);
-    }
-    return {{pose[0], grid.height, grid.width, weight[3], pose[4]}, {pose[0], grid.height, grid.width, weight[3]}};
+    expect(!settings_.shared || (weight[0] == 1 && weight[1] == 1), name(), "input 'weight' has shape ", weight,
+           ": shared weights want a window of 1x1");
   }
 
   void keep(size_t index, const Tensor& tensor) override {

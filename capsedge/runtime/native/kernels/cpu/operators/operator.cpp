@@ -22,7 +22,8 @@ std::vector<Shape> Operator::outputs(const std::vector<Shape>& inputs) const {
                  [](const Shape& shape) { return ShapeView{shape.data(), shape.size()}; });
   const std::string wrong = input_shapes_.wrong(shapes.data(), inputs.size());
   if (!wrong.empty()) throw Error(std::string(name()) + ": " + wrong);
-  return output_shapes(inputs);
+  check(inputs);
+  return output_shapes_.of(inputs);
 }
 
 void Operator::constant(size_t index, const Tensor& tensor) {

@@ -8,6 +8,7 @@
 
 #include "attributes.h"
 #include "input_shapes.h"
+#include "output_shapes.h"
 #include "support/parallel.h"
 #include "support/tensor.h"
 
@@ -23,7 +24,7 @@ const T& made_once(const std::optional<T>& constant, std::optional<T>& own, Make
 class Operator {
  public:
   Operator(const Attributes& attributes, const Level& level)
-      : spec_(attributes.spec()), level_(level), input_shapes_(spec_) {}
+      : spec_(attributes.spec()), level_(level), input_shapes_(spec_), output_shapes_(attributes) {}
   virtual ~Operator() = default;
 
   // Checks the inputs' number and shapes; returns the outputs' shapes.
@@ -41,8 +42,9 @@ class Operator {
  protected:
   // Called with a tensor whose rank is that of the table.
   virtual void keep(size_t /*index*/, const Tensor& /*tensor*/) {}
-  // Called with inputs whose shapes agree with the table; omitted optional inputs are missing at the end.
-  virtual std::vector<Shape> output_shapes(const std::vector<Shape>& inputs) const = 0;
+  // What the table does not say of the shapes of inputs, which agree with it; omitted optional inputs are missing at the
+  // end. Throws Error.
+  virtual void check(const std::vector<Shape>& /*inputs*/) const {}
   const char* name() const { return spec_.name; }
 
   const OperatorSpec& spec_;
@@ -50,6 +52,7 @@ class Operator {
 
  private:
   const InputShapes input_shapes_;
+  const OutputShapes output_shapes_;
 };
 
 // Throws Error for an unknown operator or a wrong attribute.

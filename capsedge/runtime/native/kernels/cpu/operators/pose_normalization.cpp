@@ -10,10 +10,6 @@ class PoseNormalization : public Operator {
   PoseNormalization(const Attributes& attributes, const Level& level)
       : Operator(attributes, level), epsilon_(attributes.number("epsilon")) {}
 
-  std::vector<Shape> output_shapes(const std::vector<Shape>& in) const override {
-    return {in[0]};
-  }
-
   void run(const std::vector<Tensor>& in, const std::vector<Output>& results, const Threads& threads) const override {
     const int64_t size = in[0].shape.back();
     const Floats scale(in[1], level_), bias(in[2], level_);

@@ -79,13 +79,11 @@ class QuantizedConv : public Operator {
         dilations_(attributes.integers("dilations", kMost)),
         pads_(attributes.integers("pads", kMost)) {}
 
-  std::vector<Shape> output_shapes(const std::vector<Shape>& in) const override {
-    const Shape& x = in[kX];
+  void check(const std::vector<Shape>& in) const override {
     const Shape& weight = in[kWeight];
     expect(elements({weight[1], weight[2], weight[3]}) <= limits::kConvolutionProducts, name(), "input 'weight' has shape ", weight,
            ": a sum of more than ", limits::kConvolutionProducts, " products may not fit 32 bits");
-    const Plan p = plan(x, weight);
-    return {{x[0], weight[0], p.grid.height, p.grid.width}};
+    plan(in[kX], weight);
   }
 
   void keep(size_t index, const Tensor& tensor) override {

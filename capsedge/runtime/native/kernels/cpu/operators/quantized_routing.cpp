@@ -40,9 +40,8 @@ class QuantizedRouting : public Operator {
         axes_(scale_axes(spec_, weight_at_)),
         routing_(said_as_quantized([&] { return make_operator(routing.name, attributes.source(), level); })) {}
 
-  std::vector<Shape> output_shapes(const std::vector<Shape>& in) const override {
-    const std::vector<Shape> rest = without_scale(in);
-    return said_as_quantized([&] { return routing_->outputs(rest); });
+  void check(const std::vector<Shape>& in) const override {
+    said_as_quantized([&] { routing_->outputs(without_scale(in)); });
   }
 
   void keep(size_t index, const Tensor& tensor) override {

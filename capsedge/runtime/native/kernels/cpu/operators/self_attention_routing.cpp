@@ -17,10 +17,6 @@ class SelfAttentionRouting : public Operator {
   SelfAttentionRouting(const Attributes& attributes, const Level& level)
       : Operator(attributes, level), epsilon_(attributes.number("epsilon")) {}
 
-  std::vector<Shape> output_shapes(const std::vector<Shape>& in) const override {
-    return {{in[kU][0], in[kWeight][1], in[kWeight][2]}};
-  }
-
   void keep(size_t index, const Tensor& tensor) override {
     if (index == kWeight) {
       weight_.keep(tensor, level_);

@@ -12,10 +12,9 @@ class Squash : public Operator {
         axis_(attributes.integer("axis")),
         epsilon_(attributes.number("epsilon")) {}
 
-  std::vector<Shape> output_shapes(const std::vector<Shape>& inputs) const override {
+  void check(const std::vector<Shape>& inputs) const override {
     const auto rank = static_cast<int64_t>(inputs[0].size());
     expect(-rank <= axis_ && axis_ < rank, name(), "axis ", axis_, " of input 'x', whose shape is ", inputs[0]);
-    return {inputs[0]};
   }
 
   void run(const std::vector<Tensor>& inputs, const std::vector<Output>& results,

@@ -33,8 +33,8 @@ class UniformRouting : public Operator {
         matrix_(attributes.flag("matrix_pose")),
         epsilon_(attributes.number("epsilon")) {}
 
-  std::vector<Shape> output_shapes(const std::vector<Shape>& in) const override {
-    return {attention_output(name(), in[kPose], in[kWeight], in[kScale], matrix_, strides_)};
+  void check(const std::vector<Shape>& in) const override {
+    attention_output(name(), in[kPose], in[kWeight], in[kScale], matrix_, strides_);
   }
 
   void keep(size_t index, const Tensor& tensor) override {

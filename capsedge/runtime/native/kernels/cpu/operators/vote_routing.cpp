@@ -11,11 +11,6 @@ class VoteRouting : public Operator {
  public:
   VoteRouting(const Attributes& attributes, const Level& level) : Operator(attributes, level), rule_(attributes) {}
 
-  std::vector<Shape> output_shapes(const std::vector<Shape>& in) const override {
-    const Shape& votes = in[kVotes];
-    return {{votes[0], in[kLogPrior][1], votes[3]}};
-  }
-
   void keep(size_t index, const Tensor& tensor) override {
     if (index == kLogPrior) prior_.emplace(tensor, level_);
   }
