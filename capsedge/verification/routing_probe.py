@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from capsedge.graph.proto import attributes_of
 from capsedge.runtime.backends.onnxruntime_backend import OnnxRuntimeBackend
 from capsedge.runtime.backends.onnxruntime_session import SessionSettings
 from capsedge.runtime.onnx_file.summary import read_harmless
@@ -128,7 +129,7 @@ def _from_outside(node: onnx.NodeProto) -> Site:
     """The inputs and outputs of a node."""
     operator = operator_of(node.op_type)
     site = _site(operator)
-    iterations = next((a.i for a in node.attribute if a.name == "iterations"), 1)
+    iterations = ROUTING_OPERATORS[operator].iterations(attributes_of(node))
     site.add(0, "pose", node.input[0])
     site.add(iterations, "pose", node.output[0])
     if ROUTING_OPERATORS[operator].activations:

@@ -298,7 +298,7 @@ def votes_of(
         size = last
     if "shared" in operator.attribute_names and operator.integer(attributes, "shared"):
         return Votes(1, height * width * types, parents, size, depth)
-    down, right = _sizes(attributes.get("strides") or (1, 1))
+    down, right = _sizes(operator.complete(attributes)["strides"])
     if rows > height or columns > width or down < 1 or right < 1:
         raise ValueError("the window does not fit the grid")
     positions = ((height - rows) // down + 1) * ((width - columns) // right + 1)

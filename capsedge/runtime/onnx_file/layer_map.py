@@ -181,7 +181,7 @@ def _inside(
     else:
         first = 1 + max((ended.get(i, 0) for i in node.inputs), default=0)
     if node.domain == DOMAIN:
-        total = node.integer("iterations", 1)
+        total = ROUTING_OPERATORS[instance.operator].iterations(node.attributes)
         return Location(layer, ROUTING, first, total if total > 1 else 1)
     if any(output in votes.get(instance, ()) for output in node.outputs):
         return Location(layer, VOTES)
