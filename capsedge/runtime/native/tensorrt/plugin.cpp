@@ -14,7 +14,7 @@ using namespace nvinfer1;
 
 namespace {
 
-constexpr std::string_view kChildren = "I";  // the axis of children in the specification
+constexpr std::string_view kChildAxis = "I";  // the axis of children in the specification
 
 int64_t elements(const Dims& dims, int32_t from = 0) {
   int64_t count = 1;
@@ -188,7 +188,7 @@ bool Plugin::supportsFormatCombination(int32_t position, const DynamicPluginTens
 // The fewest and most children of a profile; 1 where the operator has windows of them.
 std::pair<int64_t, int64_t> Plugin::children_of(const DynamicPluginTensorDesc* in) const {
   const auto& shape = spec_of(op_).inputs[0].shape;
-  if (shape.size() < 2 || std::string_view(shape[1]) != kChildren || in[0].max.nbDims < 2) return {1, 1};
+  if (shape.size() < 2 || std::string_view(shape[1]) != kChildAxis || in[0].max.nbDims < 2) return {1, 1};
   return {std::max<int64_t>(1, in[0].min.d[1]), in[0].max.d[1]};
 }
 
@@ -200,7 +200,7 @@ std::vector<Dims> Plugin::largest(const DynamicPluginTensorDesc* in, int32_t inp
     dims.push_back(in[k].max);
     const auto& shape = spec_of(op_).inputs[static_cast<size_t>(k)].shape;
     for (int32_t axis = 0; axis < std::min(dims.back().nbDims, static_cast<int32_t>(shape.size())); ++axis)
-      if (std::string_view(shape[static_cast<size_t>(axis)]) == kChildren && dims.back().d[axis] == most) dims.back().d[axis] = children;
+      if (std::string_view(shape[static_cast<size_t>(axis)]) == kChildAxis && dims.back().d[axis] == most) dims.back().d[axis] = children;
   }
   return dims;
 }
