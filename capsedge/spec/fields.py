@@ -30,6 +30,9 @@ CONFIDENT = 0.5
 C_KIND, WASM_KIND = "capsedge-c", "capsedge-wasm"
 COMPILED_SCHEMA = 1  # version of these descriptions
 WASM_SECTION = "capsedge"  # custom section of a WebAssembly module that holds it
+# The manifest of a folder of `deploy`, and the folder of its page with ONNX Runtime for WebAssembly.
+MANIFEST, MANIFEST_SCHEMA = "capsedge.json", 1
+PAGE_RUNTIME = "runtime/"
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from PIL import Image
 import capsedge
 from capsedge.runtime.onnx_file.wire import with_properties
 from capsedge.runtime.zoo import MODELS
-from capsedge.serving.deploy.compiled_models import RUNTIME
 from capsedge.serving.deploy.preview_server import ADDRESS, FolderServer
+from capsedge.spec.fields import PAGE_RUNTIME
 from tests.conftest import ROOT
 from tests.page.browser import play
 from tests.page.conftest import manifest_of
@@ -35,7 +35,7 @@ LABEL = '<img src=x onerror="globalThis.intruded=true">'
 def test_numbers_are_those_of_python(server: FolderServer, folder: Path) -> None:
     """Scores and poses of all samples, and pictures of turned poses, of every model of the zoo."""
     models = len(manifest_of(folder)["models"])
-    compiled = RUNTIME in manifest_of(folder)["late"]
+    compiled = PAGE_RUNTIME in manifest_of(folder)["late"]
     seen = play("values", server.url, models=models, images=len(SAMPLES))
     assert len(seen["found"]) == models == len(MODELS)
     for found in seen["found"]:
@@ -144,19 +144,19 @@ def test_a_compiled_page_loads_the_runtime_for_files_of_a_person(
     server: FolderServer, folder: Path
 ) -> None:
     """Nothing of ONNX Runtime before that; then it runs the file, and is kept for use without a network."""
-    if RUNTIME not in manifest_of(folder)["late"]:
+    if PAGE_RUNTIME not in manifest_of(folder)["late"]:
         pytest.skip("only a compiled page loads ONNX Runtime later")
     server.files["/own.onnx"] = ZOO / "digits-attention.onnx"
     seen = play("small", server.url, own="own.onnx")
     before, dropped = seen["before"], seen["dropped"]
-    assert not [name for name in before["fetched"] + before["kept"] if RUNTIME in name]
+    assert not [name for name in before["fetched"] + before["kept"] if PAGE_RUNTIME in name]
     assert not [name for name in before["fetched"] + before["kept"] if name.endswith(".onnx")]
     assert "compiled from this network" in before["status"]
     assert before["answer"]["label"] == "4"
     assert before["trace"] > 0
     assert (dropped["compiled"], dropped["description"]["file"]) == (False, "own.onnx")
     assert seen["own"]["label"] == "4"
-    runtime = {f"/{path}" for path in manifest_of(folder)["files"] if path.startswith(RUNTIME)}
+    runtime = {f"/{path}" for path in manifest_of(folder)["files"] if path.startswith(PAGE_RUNTIME)}
     assert runtime
     assert runtime <= set(seen["after"]["kept"])
     assert "compiled" not in seen["after"]["status"]

@@ -24,6 +24,7 @@ FILES: Mapping[str, Callable[[], str]] = {
     f"{_NATIVE}/generated/operators.h": cpp_operators.table,
     "capsedge/runtime/web/src/generated/spec.ts": typescript.module,
     "capsedge/runtime/web/src/generated/metadata.ts": typescript_metadata.module,
+    "capsedge/runtime/web/page/src/generated/spec.ts": typescript_metadata.page,
 }
 # Parts between the lines `spec: NAME` and `/spec`, each a comment of the file's language.
 PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {

@@ -8,8 +8,8 @@ from pathlib import Path, PurePosixPath
 
 from capsedge.errors import ArtefactError, UnsupportedModelError, UsageError
 from capsedge.runtime.files.text import format_bytes
+from capsedge.spec.fields import PAGE_RUNTIME
 
-RUNTIME = "runtime/"  # folder of the page with ONNX Runtime for WebAssembly
 _PACKAGES = ("ziglang", "onnx", "onnxscript")
 _PREFIX = "network"  # prefix of internal symbols
 
@@ -63,5 +63,5 @@ def late_files(compiled: Mapping[str, object], models: Sequence[str]) -> list[st
         compiled: the paths of the models that were compiled.
         models: the paths of all models.
     """
-    whole = [RUNTIME] if models and all(path in compiled for path in models) else []
+    whole = [PAGE_RUNTIME] if models and all(path in compiled for path in models) else []
     return [*whole, *compiled]

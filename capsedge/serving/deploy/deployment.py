@@ -14,6 +14,7 @@ from capsedge.runtime.files import reading, text
 from capsedge.runtime.files.json_documents import decode, parse
 from capsedge.runtime.result_summary import Row, Summarized, Summary
 from capsedge.spec import limits
+from capsedge.spec.fields import MANIFEST
 
 # --- The report of ``capsedge.deploy_web`` ---
 
@@ -210,8 +211,6 @@ def described(model: TritonModel) -> str:
 
 
 # --- The manifest: the files of the folder, so that the next run replaces only these ---
-
-MANIFEST = "capsedge.json"
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

@@ -20,8 +20,9 @@ from capsedge.runtime.files import reading
 from capsedge.runtime.files.json_documents import Malformed, decode
 from capsedge.runtime.files.writing import as_path, write_text
 from capsedge.serving.deploy.deploy_options import KServeOptions
-from capsedge.serving.deploy.deployment import MANIFEST, KServeDeployment, read_manifest
+from capsedge.serving.deploy.deployment import KServeDeployment, read_manifest
 from capsedge.serving.deploy.triton import KIND
+from capsedge.spec.fields import MANIFEST
 
 # --- YAML in block style, written without a YAML package ---
 

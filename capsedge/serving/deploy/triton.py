@@ -20,7 +20,6 @@ from capsedge.runtime.files.text import printable
 from capsedge.runtime.files.writing import MODEL, as_path, check_replaceable, write_folder
 from capsedge.serving.deploy.deploy_options import TritonOptions
 from capsedge.serving.deploy.deployment import (
-    MANIFEST,
     ServedTensor,
     TritonDeployment,
     TritonModel,
@@ -37,6 +36,7 @@ from capsedge.serving.deploy.server_model import (
     folders,
     read_server_model,
 )
+from capsedge.spec.fields import MANIFEST, MANIFEST_SCHEMA
 
 # --- Protobuf's text format, written without the package ``protobuf`` ---
 
@@ -389,7 +389,7 @@ def _uses_library(model: TritonModel) -> bool:
 
 def _manifest(made: TritonDeployment) -> bytes:
     document: dict[str, Any] = {
-        "schema": 1,
+        "schema": MANIFEST_SCHEMA,
         "kind": KIND,
         "mount": made.mount,
         "architecture": made.architecture,

@@ -26,7 +26,6 @@ from capsedge.runtime.metadata import ModelMetadata
 from capsedge.runtime.onnx_file import summary as onnx_file
 from capsedge.serving.deploy import compiled_models
 from capsedge.serving.deploy.deployment import (
-    MANIFEST,
     ON_DEMAND,
     DeployedFile,
     WebDeployment,
@@ -35,6 +34,7 @@ from capsedge.serving.deploy.deployment import (
     listed,
 )
 from capsedge.spec import limits
+from capsedge.spec.fields import MANIFEST, MANIFEST_SCHEMA, PAGE_RUNTIME
 from capsedge.spec.vocabularies import ExtraOutput
 
 # --- Models of the page: the user's files, and models of the zoo ---
@@ -301,7 +301,7 @@ def deploy_web(
         **models_by_path,
     }
     compiled: dict[str, tuple[str, bytes]] = {}
-    runtime = [path for name, path in site.items() if name.startswith(compiled_models.RUNTIME)]
+    runtime = [path for name, path in site.items() if name.startswith(PAGE_RUNTIME)]
     if compiled_models.is_available():
         compiled = compiled_models.compile_models(models_by_path, noted)
     else:
@@ -381,7 +381,7 @@ def _manifest(
     models: Sequence[WebModel], files: Sequence[DeployedFile], late: Sequence[str]
 ) -> bytes:
     document = {
-        "schema": 1,
+        "schema": MANIFEST_SCHEMA,
         "models": [model.to_dict() for model in models],
         "late": list(late),
         "files": {f.path: {"bytes": f.bytes, "sha256": f.sha256} for f in files},

@@ -1,10 +1,8 @@
 /** The folder's manifest, `capsedge.json`, which lists its models. Typed and bounded like any untrusted file. */
 
 import type { FolderFile } from "./engine/messages.js";
+import { MANIFEST, MANIFEST_SCHEMA, PAGE_RUNTIME } from "./generated/spec.js";
 
-const MANIFEST = "capsedge.json";
-const RUNTIME = "runtime/"; // folder where the build puts ONNX Runtime for WebAssembly
-const SCHEMA = 1;
 const MOST = 1000; // maximum number of models, and of files
 const PATH = /^(?!\.)[\w./-]{1,200}$/;
 const SHA256 = /^[0-9a-f]{64}$/;
@@ -35,10 +33,10 @@ export async function readFolder(): Promise<Folder> {
   const response = await fetch(address);
   if (!response.ok) throw new Error(`${MANIFEST} is missing`);
   const manifest = object(await response.json());
-  if (manifest["schema"] !== SCHEMA) throw new Error(`${MANIFEST} has another schema`);
+  if (manifest["schema"] !== MANIFEST_SCHEMA) throw new Error(`${MANIFEST} has another schema`);
   const listed = object(manifest["files"]);
   const late = manifest["late"] === undefined ? [] : list(manifest["late"]);
-  const runtime = late.includes(RUNTIME) ? Object.keys(listed).filter((path) => path.startsWith(RUNTIME)) : [];
+  const runtime = late.includes(PAGE_RUNTIME) ? Object.keys(listed).filter((path) => path.startsWith(PAGE_RUNTIME)) : [];
   return {
     models: list(manifest["models"]).map((model) => modelOf(object(model), listed, address)),
     runtime: runtime.map((path) => new URL(path, address).href),

@@ -2,9 +2,10 @@
 import type { Prediction, Provider } from "capsedge";
 import type { Engine } from "./engine/client.js";
 import type { ModelSource, Opened, PageImage } from "./engine/messages.js";
+import { CONFIDENT } from "./generated/spec.js";
 import { latest } from "./latest.js";
 import { Camera } from "./ui/camera.js";
-import { Classes, PRESENT } from "./ui/classes.js";
+import { Classes } from "./ui/classes.js";
 import { byId, decimal, make } from "./ui/dom.js";
 import { hideProblem, showProblem } from "./ui/message.js";
 import { Pad } from "./ui/pad.js";
@@ -184,7 +185,7 @@ export class Play {
   /** The class that is shown, and another that is present. */
   private pair(prediction: Prediction): { chosen: number; other: number | null } {
     const chosen = this.chosen ?? prediction.ranking[0]?.index ?? 0;
-    const other = prediction.ranking.find(({ index, score }) => index !== chosen && score >= PRESENT)?.index ?? null;
+    const other = prediction.ranking.find(({ index, score }) => index !== chosen && score >= CONFIDENT)?.index ?? null;
     return { chosen, other };
   }
 
@@ -209,7 +210,7 @@ export class Play {
   private announce(prediction: Prediction): void {
     if (!this.speaking || this.pad.empty) return;
     this.speaking = false;
-    const there = prediction.ranking.filter(({ score }, k) => k === 0 || score >= PRESENT);
+    const there = prediction.ranking.filter(({ score }, k) => k === 0 || score >= CONFIDENT);
     const classes = there.map(({ label, score }) => `${label}, ${decimal(score)}`);
     const values = prediction.values.map(({ name, value, unit }) => `${name}, ${Number(value.toPrecision(4))} ${unit}`);
     const said = [...classes, ...values].slice(0, SAID).join("; ");

@@ -1,9 +1,9 @@
 /** The classes and how likely each is present; one of them is chosen. */
 import type { Prediction, Description } from "capsedge";
+import { CONFIDENT } from "../generated/spec.js";
 import { byId, decimal, make } from "./dom.js";
 
 const MOST = 12; // maximum number of classes shown, best first
-export const PRESENT = 0.5; // score from which a class is present (Sabour et al. 2017, section 3: margins 0.1 and 0.9)
 
 interface Line {
   radio: HTMLInputElement;
@@ -53,7 +53,7 @@ export class Classes {
       line.score.textContent = decimal(score);
       line.bar.style.transform = `scaleX(${Math.min(1, Math.max(0, score))})`;
       line.radio.checked = index === chosen;
-      line.radio.parentElement?.classList.toggle("present", score >= PRESENT);
+      line.radio.parentElement?.classList.toggle("present", score >= CONFIDENT);
     }
   }
 
