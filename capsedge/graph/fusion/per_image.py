@@ -41,6 +41,7 @@ _ELEMENTWISE = _VIEWS | {
 # Operators between the first softmax and the first weighted sum: masks, divisions by a sum, and what
 # replaces numbers that are not finite.
 _AFTER_SOFTMAX = _ELEMENTWISE | {"IsInf", "IsNaN", "ReduceSum", "Softmax"}
+_WEIGHED = ("Div", "Mul", "Where")  # operators whose constants may be equal couplings
 
 
 # --- Finding the tensors, before their effect is known ---
@@ -160,7 +161,7 @@ def _other_reads(graph: Values, votes: str, last: str) -> dict[str, float]:
         behind = {i for i in node.input if i in graph.sources and first(i)}
         if not behind:  # equal couplings are a constant
             behind = {i for i in node.input if i in graph.constant and np.any(graph.value[i])}
-        if not behind or (node.op_type in _VIEWS and not behind & set(graph.sources)):
+        if not behind or (node.op_type not in _WEIGHED and not behind & set(graph.sources)):
             return False
         look(node, behind)
         return True

@@ -132,6 +132,13 @@ class Floats(Interests):
         return (items, mask.float(), *given)
 
 
+class Compared(Floats):
+    """What counts is above a half."""
+
+    def forward(self, items: Tensor, mask: Tensor, logits: Tensor | None = None) -> Tensor:
+        return super().forward(items, (mask > 0.5).float(), logits)
+
+
 class AnyLength(nn.Module):
     """Interests of ids ``[N, L]`` of any length; id 0 is none. One matrix for each interest, or for all.
 

@@ -21,7 +21,7 @@ from capsedge.graph.fusion.optimize_graph import OptimizedGraph, optimize_model
 from capsedge.graph.fusion.per_image import find_other_inputs
 from capsedge.graph.fusion.values import Values
 from capsedge.runtime.backends.native_library import find_library
-from tests.graph.fusion.histories import Floats, Interests, Mask, Words
+from tests.graph.fusion.histories import Compared, Floats, Interests, Mask, Words
 
 NAMES = ("items", "mask", "logits")
 
@@ -129,6 +129,14 @@ def test_zeros_tell_a_mask_of_floats_from_priors(mask: Any) -> None:
     module = Floats(mask=mask, weights="each interest")
     (fused,) = checked(module).fusion.fused
     assert fused.parameters["couplings"] != "priors of each image"
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("mask", ["parents", "after"])
+def test_a_mask_by_comparison_is_no_coupling(mask: Any) -> None:
+    module = Compared(mask=mask, weights="each interest", summed=True)
+    (fused,) = checked(module).fusion.fused
+    assert "couplings" in fused.parameters
 
 
 @pytest.mark.thorough
