@@ -382,7 +382,8 @@ def _explained(error: Exception, lines: list[str] | None = None) -> UnsupportedM
     if _FIXED in text:
         return NoFreeBatch(
             "The batch cannot be free: the module's code fixes it.",
-            "During capture, it turns the batch size into a plain number."
+            "During capture, it turns the batch size into a plain number"
+            + ("; x.shape[0] in place of len(x) does not." if "len(" in lines[0] else ".")
             if lines
             else first_line(cause),
             "Let the tensors broadcast instead of repeating them for each image, or fix the batch with "
@@ -397,6 +398,14 @@ def _explained(error: Exception, lines: list[str] | None = None) -> UnsupportedM
             f"ONNX has no equivalent of {unknown[1]}.",
             "Rewrite that line with other operations, or leave it out of what is exported.",
             details=[where] if where else [],
+        )
+    if "pack_padded_sequence" in where:
+        return UnsupportedModelError(
+            "PyTorch cannot capture this module as a graph: its code packs sequences.",
+            f"{type(cause).__name__}: {first_line(cause)}",
+            "Give the recurrent layer the padded input, and mask what it returns. Of a bidirectional "
+            "layer, one direction starts at the padding then, so train it like that.",
+            details=[where],
         )
     if ".numpy()" in text or "numpy" in where:
         return UnsupportedModelError(

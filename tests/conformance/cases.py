@@ -178,6 +178,10 @@ def _dynamic(
     )
 
 
+# 32 MB of weights, which kernels for the CPU read once per run, for up to four images at once.
+UNCACHED = _dynamic(5, 512, 32, 16, 32, prior=0, heavy=True)
+
+
 def _dynamic_cases() -> Iterator[Case]:
     case = _dynamic
     for leaky, prior, bias, t in itertools.product((0, 1), (0, 1), (0, 1), (1, 2, 3, 4, 5)):
@@ -203,6 +207,7 @@ def _dynamic_cases() -> Iterator[Case]:
     yield case(16, 1152, 10, 8, 16, prior=0, heavy=True)
     yield case(1, 1152, 10, 8, 16, leaky=1, prior=1, heavy=True)
     yield case(2, 200, 100, 16, 16, 2, prior=0, bias=0, heavy=True)
+    yield UNCACHED
 
 
 # What published networks combine (docs/reference/operators.md), and each setting alone.

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence
 
 import capsedge
 from capsedge.errors import UnsupportedModelError
@@ -113,6 +114,23 @@ class ThroughNumpy(_Routed):
         return torch.from_numpy(np.clip(self.routes(x).numpy(), 0, 1))
 
 
+class States(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.GRU(2, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        states = self.layer(x.view(-1, 2, 2))[0]
+        return states.reshape(len(states), -1)
+
+
+class Packed(States):
+    def forward(self, x: Tensor) -> Tensor:
+        lengths = (x[:, 0] > 0.5).long() + 1
+        packed = pack_padded_sequence(x.view(-1, 2, 2), lengths, True, enforce_sorted=False)
+        return self.layer(packed)[1][0]
+
+
 class NoSuchOperator(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return torch.linalg.svd(x.reshape(-1, 2, 2))[1]
@@ -141,6 +159,7 @@ class Nothing(nn.Module):
 _REFUSED = {
     ComplexOut: ("complex numbers", "torch.view_as_real"),
     ThroughNumpy: ("np.clip(self.routes(x).numpy(), 0, 1)", "torch's functions"),
+    Packed: ("its code packs sequences", "the padded input"),
     NoSuchOperator: ("aten._linalg_svd", "torch.linalg.svd(x.reshape(-1, 2, 2))"),
     Training: ("BatchNorm in training", "self.norm(x.view(-1, 1, 2, 2))"),
     Ends: ("SystemExit: 3", "raise SystemExit(3)"),
@@ -159,6 +178,13 @@ def test_each_refusal_says_why_and_where(tmp_path: Path) -> None:
             wrong += [f"{kind.__name__}: no '{w}' in {error}" for w in words if w not in str(error)]
     assert not wrong
     assert not (tmp_path / "x.onnx").exists()
+
+
+@pytest.mark.thorough
+def test_len_of_what_a_layer_returns_is_a_plain_number(tmp_path: Path) -> None:
+    report = capsedge.export(States().eval(), tmp_path / "x.onnx", example=torch.rand(2, 4))
+    assert report.inputs["x"][0] == 1
+    assert any("x.shape[0] in place of len(x)" in note for note in report.notes)
 
 
 @pytest.mark.thorough

@@ -66,7 +66,10 @@ def check_one_length(model: onnx.ModelProto) -> str:
     inputs = {v.name: v.type.tensor_type.shape.dim for v in model.graph.input}
     names = {inputs[name][axis].dim_param for name, axis in free_lengths(model)}
     if len(names) > 1:
-        raise NotFree(f"several axes are free beside the batch: {', '.join(sorted(names))}")
+        raise NotFree(
+            f"several axes are free beside the batch: {', '.join(sorted(names))}. Routing is replaced "
+            "if there is one: fix the others, or give these inputs one length"
+        )
     return names.pop() or "L"
 
 
