@@ -166,19 +166,21 @@ def _log_sum(graph: Values, minus: onnx.NodeProto | None, softmaxes: Container[s
 
 
 def find_candidates(graph: Values) -> list[Candidate]:
-    """The softmaxes, grouped by the tensor most likely to be their votes."""
-    found: dict[str, Candidate] = {}
+    """The softmaxes, grouped by the tensor most likely to be their votes and by their own size."""
+    found: dict[tuple[str, int], Candidate] = {}
     for softmax in find_softmaxes(graph):
-        votes = _vote_candidates(graph, softmax)
+        votes, size = _vote_candidates(graph, softmax), graph.sizes[softmax.name]
         if not votes:
-            found[softmax.name] = Candidate([], [softmax])
+            found[softmax.name, size] = Candidate([], [softmax])
             continue
         for name in votes:
             graph.find_twins(name)
-        same = next((k for k in found if k == votes[0] or k in graph.twins[votes[0]]), votes[0])
-        found.setdefault(same, Candidate(votes, [])).softmaxes.append(softmax)
+        twins = graph.twins[votes[0]]
+        same = next((k for k, n in found if n == size and (k == votes[0] or k in twins)), votes[0])
+        group = found.setdefault((same, size), Candidate(votes, []))
+        group.softmaxes.append(softmax)
         if same == votes[0]:
-            found[same].votes = votes
+            group.votes = votes
     return list(found.values())
 
 

@@ -139,6 +139,16 @@ class Compared(Floats):
         return super().forward(items, (mask > 0.5).float(), logits)
 
 
+class Attended(Interests):
+    """Interests weighted by their products with a wish, which is not part of the routing."""
+
+    def forward(self, items: Tensor, mask: Tensor, logits: Tensor | None = None) -> Tensor:
+        interests = super().forward(items, mask, logits)
+        wish = items.mean(1, keepdim=True)
+        shares = ((interests + 1) * wish).sum(-1).softmax(1)
+        return (shares[..., None] * (interests + 1)).sum(1)
+
+
 class AnyLength(nn.Module):
     """Interests of ids ``[N, L]`` of any length; id 0 is none. One matrix for each interest, or for all.
 

@@ -21,7 +21,7 @@ from capsedge.graph.fusion.optimize_graph import OptimizedGraph, optimize_model
 from capsedge.graph.fusion.per_image import find_other_inputs
 from capsedge.graph.fusion.values import Values
 from capsedge.runtime.backends.native_library import find_library
-from tests.graph.fusion.histories import Compared, Floats, Interests, Mask, Words
+from tests.graph.fusion.histories import Attended, Compared, Floats, Interests, Mask, Words
 
 NAMES = ("items", "mask", "logits")
 
@@ -137,6 +137,14 @@ def test_a_mask_by_comparison_is_no_coupling(mask: Any) -> None:
     module = Compared(mask=mask, weights="each interest", summed=True)
     (fused,) = checked(module).fusion.fused
     assert "couplings" in fused.parameters
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("mask", ["after", "parents"])
+def test_attention_to_the_interests_is_no_further_iteration(mask: Any) -> None:
+    fused = checked(Attended(mask=mask, weights="each interest")).fusion.fused
+    routing = [each.parameters["iterations"] for each in fused if each.operator == "DynamicRouting"]
+    assert routing == ["3"]
 
 
 @pytest.mark.thorough
