@@ -160,11 +160,18 @@ def _other_reads(graph: Values, votes: str, last: str) -> dict[str, float]:
             return True
         behind = {i for i in node.input if i in graph.sources and first(i)}
         if not behind:  # equal couplings are a constant
-            behind = {i for i in node.input if i in graph.constant and np.any(graph.value[i])}
+            behind = {i for i in node.input if i in graph.constant and may_be_couplings(i)}
         if not behind or (node.op_type not in _WEIGHED and not behind & set(graph.sources)):
             return False
         look(node, behind)
         return True
+
+    def may_be_couplings(name: str) -> bool:
+        """Whether a constant has a number for each coupling of an image, or one for all of them."""
+        value = graph.value[name]
+        return bool(np.any(value)) and (
+            value.size == 1 or value.size >= graph.sizes[last] // graph.batch
+        )
 
     def logits(name: str) -> None:
         """Record what start logits are computed from."""

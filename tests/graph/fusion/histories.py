@@ -139,6 +139,13 @@ class Compared(Floats):
         return super().forward(items, (mask > 0.5).float(), logits)
 
 
+class Fading(Floats):
+    """The longer ago, the less an item counts."""
+
+    def forward(self, items: Tensor, mask: Tensor, logits: Tensor | None = None) -> Tensor:
+        return super().forward(items, mask * 0.9 ** torch.arange(self.items), logits)
+
+
 class Attended(Interests):
     """Interests weighted by their products with a wish, which is not part of the routing."""
 

@@ -179,7 +179,7 @@ def test_indices_stay_within_their_tables() -> None:
     assert Values(model).tables == {"x": 5, "y": 4}
     improved = optimize_model(model.SerializeToString())
     assert improved.batch == "free"
-    assert len(improved.comparisons) == 2 * 14  # none was left out
+    assert len(improved.comparisons) == 2 * 16  # none was left out
 
 
 @pytest.mark.thorough

@@ -21,7 +21,7 @@ from capsedge.graph.fusion.optimize_graph import OptimizedGraph, optimize_model
 from capsedge.graph.fusion.per_image import find_other_inputs
 from capsedge.graph.fusion.values import Values
 from capsedge.runtime.backends.native_library import find_library
-from tests.graph.fusion.histories import Attended, Compared, Floats, Interests, Mask, Words
+from tests.graph.fusion.histories import Attended, Compared, Fading, Floats, Interests, Mask, Words
 
 NAMES = ("items", "mask", "logits")
 
@@ -145,6 +145,12 @@ def test_attention_to_the_interests_is_no_further_iteration(mask: Any) -> None:
     fused = checked(Attended(mask=mask, weights="each interest")).fusion.fused
     routing = [each.parameters["iterations"] for each in fused if each.operator == "DynamicRouting"]
     assert routing == ["3"]
+
+
+@pytest.mark.thorough
+def test_factors_that_are_constant_for_each_item_are_no_couplings() -> None:
+    (fused,) = checked(Fading(mask="parents", weights="each interest")).fusion.fused
+    assert fused.parameters["couplings"] == "factors of each image"
 
 
 @pytest.mark.thorough
