@@ -134,7 +134,7 @@ def _fit(
         if first:
             break
     else:
-        raise NoMatch("no squash of a weighted sum of the votes follows the softmax")
+        raise NoMatch("no squash of a weighted sum of each parent's votes follows the softmax")
     at_large = dict(zip(ends, function(large), strict=True))
     repeated = graph.sizes[last.name] == graph.sizes[votes]
     guess = _second_stage(first, numbers, at_large, large, len(softmaxes), repeated)
@@ -172,8 +172,7 @@ def _ends(graph: Values, region: list[str], last: str, most: int) -> list[str]:
                 found.append(name)
     if not found:
         raise NoMatch(
-            "what follows the softmax is as large as the votes, or depends on more than the votes, "
-            "so it is not a weighted sum of them"
+            "what follows the softmax is as large as the votes, or depends on more than the votes"
         )
     return found[:_ENDS]
 
