@@ -31,12 +31,12 @@ class CudaKernels:
         self.name = f"{self._family}-{scheme}"
 
     def unavailable(self, operator: str) -> str:
-        if cuda_library.gpu_library() is None:
-            return "the CUDA kernels are not built: `make cuda` where nvcc is"
         try:
             load_cuda().device_count()
         except EnvironmentProblem as error:
             return f"no GPU: {error.why or error.what}"
+        if cuda_library.gpu_library() is None:
+            return "the CUDA kernels are not built: `make cuda` where nvcc is"
         return ""
 
     def unsupported(self, case: Case, dtype: str) -> str:
