@@ -17,6 +17,7 @@ from capsedge.tolerance import (
     MAX_GROWTH,
     NOISE_FACTOR,
     OTHER_OUTPUTS,
+    TRACE,
     Tolerance,
     excess,
     tolerances,
@@ -202,8 +203,9 @@ def test_poses_that_are_not_finite_have_no_angle() -> None:
 
 
 def test_tolerance_grammar() -> None:
-    names = ["lengths", "poses", "mine"]
+    names = ["lengths", "poses", "mine", "trace/poses"]
     table = tolerances(names)
+    assert table["trace/poses"] == TRACE
     assert table["lengths"] == Tolerance(1e-5, 0.0, unit=True)
     assert table["mine"] == OTHER_OUTPUTS
     stated = [output_tolerance(text) for text in ("1e-3,0.25", "poses:0.5,0.25")]

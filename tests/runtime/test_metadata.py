@@ -25,6 +25,7 @@ from capsedge.runtime.origin import Origin
 from capsedge.runtime.routing_trace import TraceLayer, TraceOutputs
 from capsedge.runtime.scores import ChosenScores
 from capsedge.runtime.typical_input import TypicalInput
+from capsedge.spec import limits
 from capsedge.spec.fields import SCHEMA
 from tests.runtime.models import metadata
 
@@ -123,6 +124,17 @@ def test_a_refusal_names_the_property():
 
 OWN = metadata(architecture="user's net", configuration={}, preprocessing=Preprocessing(24, 32, 3))
 TRAINED = metadata(configuration={"decoder": [512, 1024]})
+
+
+def test_a_property_may_be_as_long_as_its_limit():
+    typical = TypicalInput(SPAN, SPAN, SPAN, SPAN, SPAN, 300, "0a1b")
+    properties = metadata(typical_input=typical).to_properties()
+    padded = properties["capsedge.typical_input"].ljust(limits.TYPICAL_INPUT_BYTES)
+    read = ModelMetadata.from_properties(properties | {"capsedge.typical_input": padded})
+    assert read is not None
+    assert read.typical_input == typical
+    with pytest.raises(ArtefactError, match="'typical_input' has over 4 KiB"):
+        ModelMetadata.from_properties(properties | {"capsedge.typical_input": padded + " "})
 
 
 def test_the_way_back_to_the_network():
