@@ -13,13 +13,14 @@ import capsedge
 from capsedge.errors import UsageError
 from capsedge.metrics import Decisions, angles
 from capsedge.tolerance import (
+    APPROXIMATE_AGREEMENT,
     DEFAULTS,
     MAX_GROWTH,
     NOISE_FACTOR,
     OTHER_OUTPUTS,
-    TRACE,
     Tolerance,
     excess,
+    least_agreement,
     tolerances,
     undefined,
 )
@@ -202,10 +203,15 @@ def test_poses_that_are_not_finite_have_no_angle() -> None:
     assert decisions.max_length_error == 0.0
 
 
+def test_frozen_couplings_need_not_agree_as_often() -> None:
+    assert least_agreement(metadata()) == 1.0
+    assert least_agreement(metadata(calibration={"frozen_couplings": {}})) == APPROXIMATE_AGREEMENT
+
+
 def test_tolerance_grammar() -> None:
     names = ["lengths", "poses", "mine", "trace/poses"]
     table = tolerances(names)
-    assert table["trace/poses"] == TRACE
+    assert table["trace/poses"] == Tolerance(1e-4, 1e-4)
     assert table["lengths"] == Tolerance(1e-5, 0.0, unit=True)
     assert table["mine"] == OTHER_OUTPUTS
     stated = [output_tolerance(text) for text in ("1e-3,0.25", "poses:0.5,0.25")]
