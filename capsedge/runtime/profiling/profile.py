@@ -272,14 +272,14 @@ def profile(
             "Pass one array for each of them, by name.",
         )
     batches = [len(next(iter(inputs.values())))] if inputs else _batches(session, options.batch)
+    fed = [dict(inputs) if inputs else random_inputs(session, size) for size in batches]
     device, threads = session_device(session), session.backend.threads
     peaks = None
     if options.operators and device == "cpu":
         progress("measuring the machine's peaks")
         peaks = measure_peaks(threads or machine.available_cores())
     runs = []
-    for size in batches:
-        feeds = dict(inputs) if inputs else random_inputs(session, size)
+    for size, feeds in zip(batches, fed, strict=True):
         progress(f"{session.path.name}, batch {size}: {options.duration:g} s")
         runs.append(_run(session, feeds, size, options, peaks, device, threads))
     return ProfileReport(machine_facts(), peaks, runs)
