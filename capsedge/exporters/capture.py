@@ -403,8 +403,8 @@ def _explained(error: Exception, lines: list[str] | None = None) -> UnsupportedM
         return UnsupportedModelError(
             "PyTorch cannot capture this module as a graph: its code packs sequences.",
             f"{type(cause).__name__}: {first_line(cause)}",
-            "Give the recurrent layer the padded input, and mask what it returns. Of a bidirectional "
-            "layer, one direction starts at the padding then, so train it like that.",
+            "Give the recurrent layer the padded input, and mask what it returns. In a bidirectional "
+            "layer, one direction then starts at the padding, so train the network that way.",
             details=[where],
         )
     if ".numpy()" in text or "numpy" in where:

@@ -285,9 +285,7 @@ def _without_one(module: nn.Module, inputs: Sequence[Tensor]) -> str:
     except (Exception, SystemExit):  # any kind, from the user's code
         return ""
     runs = ", ".join(str(list(t.shape)) for t in shorter)
-    return (
-        f"It runs on {runs}: leave out the leading 1, as an example (--example) has no batch axis."
-    )
+    return f"It runs on {runs}: leave the 1 out of the example. Shapes of --example have no batch axis."
 
 
 def _check_repeatable(module: nn.Module, tensors: tuple[Tensor, ...], batch: int) -> None:
