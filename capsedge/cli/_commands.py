@@ -80,10 +80,16 @@ class Value(_Kind):
         raise UsageError(
             f"Invalid {_label(param)} {value}.",
             f"It takes {'a whole number' if self.kind is int else 'a number'}{self._bounds()}.",
-            f"For example: {_label(param)} {self._example(param)}."
+            f"For example: {_label(param)} {self._side(value) or self._example(param)}."
             if isinstance(param, VerbOption)
             else "",
         )
+
+    def _side(self, value: object) -> str:
+        """The side of a square such as ``48x48``, where one number is wanted."""
+        side, cross, other = str(value).lower().partition("x")
+        fits = cross and side == other and self.kind is int and side.isascii() and side.isdecimal()
+        return side if fits and within(int(side[:9]), self.low, self.high) else ""
 
     def _bounds(self) -> str:
         if self.low is None and self.high is None:

@@ -17,6 +17,7 @@ from capsedge.models import CapsuleModel, build
 from capsedge.models.base import check_work
 from capsedge.models.configs import ModelConfig, config_from_dict
 from capsedge.models.torch_file import read_torch, unreadable
+from capsedge.models.training.run_files import MODEL
 from capsedge.runtime.files import formats
 from capsedge.runtime.files.archives import BadArchive
 from capsedge.runtime.files.json_documents import Malformed, parse
@@ -202,6 +203,12 @@ def _read_torch(path: Path, file: BufferedReader) -> Content:
         value = read_torch(file)
     except (BadArchive, BadPickle) as error:
         raise unreadable(path, error) from error
+    if type(value) is dict and {"identity", "history"} <= value.keys():
+        raise ArtefactError(
+            f"{path} is not a checkpoint: it is the state of a training run.",
+            "`capsedge train --resume` continues from it.",
+            f"Use the run's checkpoint, {path.with_name(MODEL)}.",
+        )
     if type(value) is not dict or not {"config", "state_dict"} <= value.keys():
         raise _not_a_checkpoint(
             path, "A .pt checkpoint of capsedge is {'config': ..., 'state_dict': ...}."

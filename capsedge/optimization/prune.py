@@ -30,8 +30,10 @@ from capsedge.optimization.prune_groups import groups, keep_units
 from capsedge.optimization.prune_options import PruneOptions
 from capsedge.optimization.prune_report import PruningReport, Round, Size
 from capsedge.options import takes
-from capsedge.runtime.files.json_documents import dump
-from capsedge.runtime.files.reading import open_regular_file, path_kind
+from capsedge.runtime.files import json_documents
+from capsedge.runtime.files.json_documents import Malformed, dump
+from capsedge.runtime.files.reading import path_kind
+from capsedge.runtime.files.settings import changed_settings
 from capsedge.runtime.files.writing import (
     REJECTED,
     WEIGHTS,
@@ -46,7 +48,6 @@ from capsedge.runtime.files.writing import (
 from capsedge.runtime.origin import PRUNING_KEY, Pruned, pruned_of
 from capsedge.runtime.progress import Progress, silent
 from capsedge.runtime.typical_input import TYPICAL_INPUT_KEY
-from capsedge.spec import limits
 
 # --- The work folder: one training run per round, so that a run can be resumed ---
 
@@ -73,12 +74,14 @@ def open_work(folder: Path, settings: str, resume: bool) -> None:
             "",
             "Add --resume to continue it, or remove the folder.",
         )
-    with open_regular_file(place) as file:
-        removable = file.read(limits.MIB).decode(errors="replace")
-    if removable != settings:
+    try:
+        changed = changed_settings(json_documents.read(place), json.loads(settings))
+    except Malformed as error:
+        raise ArtefactError(f"{place} is damaged.", f"{error}.", "Remove the folder.") from error
+    if changed:
         raise ArtefactError(
             f"{folder} belongs to another checkpoint or other settings.",
-            "",
+            f"Different from this run: {changed}.",
             "Use the original settings, or remove the folder.",
         )
 

@@ -680,6 +680,31 @@ def test_old_headers_are_left_alone(tmp_path: Path, line: str, wanted: str) -> N
     assert ("TensorRT 8 in" in found.stdout) == (wanted == "OFF")
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("setting", "missing"),
+    [("-DCAPSEDGE_NVCC=NOTFOUND", "nvcc was not found"),
+     ("-DCAPSEDGE_NVINFER=NOTFOUND", "NvInferRuntime.h of TensorRT 10.3 or newer was not found")],
+)  # fmt: skip
+def test_a_plugin_target_says_what_is_missing(tmp_path: Path, setting: str, missing: str) -> None:
+    cmake = shutil.which("cmake", path=environment()["PATH"])
+    if cmake is None:
+        pytest.skip("needs cmake: pip install cmake")
+    if "NVINFER" in setting and shutil.which("nvcc") is None:
+        pytest.skip("needs nvcc, of the CUDA toolkit")
+    subprocess.run(
+        [cmake, "-S", str(NATIVE), "-B", str(tmp_path), setting],
+        capture_output=True, check=True, env=environment(),
+    )  # fmt: skip
+    for target in ("capsedge_tensorrt", "capsedge_tensorrt_static"):
+        found = subprocess.run(
+            [cmake, "--build", str(tmp_path), "--target", target],
+            capture_output=True, text=True, check=False, env=environment(),
+        )  # fmt: skip
+        assert found.returncode != 0
+        assert f"{target} cannot be built: {missing}" in found.stdout
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("kind", ["address,undefined", "thread"])

@@ -17,6 +17,7 @@ from capsedge.runtime.files import reading
 from capsedge.runtime.files.archives import BadArchive
 from capsedge.runtime.files.json_documents import Malformed, decode, parse
 from capsedge.runtime.files.pickles import BadPickle
+from capsedge.runtime.files.settings import changed_settings
 from capsedge.spec import limits
 
 # Values that change from step to step; everything else must equal this run's.
@@ -79,11 +80,7 @@ def read_state(
                     "Resume with the images of the original run, or train in another folder.",
                 )
             if state["identity"] != identity:
-                raise ArtefactError(
-                    f"{path} was made with other settings.",
-                    "",
-                    "Resume with the settings of the original run.",
-                )
+                raise _other_settings(path, state["identity"], identity)
             history = _history(state.get("history"), epochs)
             if "best" in expected and any("validation_accuracy" not in line for line in history):
                 raise _Foreign("its history does not say which epoch is the best")
@@ -107,6 +104,15 @@ def _check_steps(value: Any, done: int) -> None:
     if isinstance(value, (list, tuple)):
         for item in value:
             _check_steps(item, done)
+
+
+def _other_settings(path: Path, stored: str, current: str) -> ArtefactError:
+    changed = changed_settings(parse(stored), parse(current))
+    return ArtefactError(
+        f"{path} was made with other settings.",
+        f"Different from this run: {changed}." if changed else "",
+        "Resume with the settings of the original run, or train in another folder.",
+    )
 
 
 def _damaged(path: Path, why: str) -> ArtefactError:

@@ -59,14 +59,14 @@ def check_image(path: Path | str) -> None:
         if str(path).startswith(("http:", "https:")):
             fix = "Download it, or pass the open response: urllib.request.urlopen(address)."
             raise UsageError(f"{path} is not a file.", "Images are not downloaded.", fix)
-        pattern = "*" in str(path)
-        raise UsageError(
-            f"There is no file {path}.",
-            "Patterns are not expanded." if pattern else "",
-            "Pass pathlib.Path(folder).glob('*.png'), or the folder."
-            if pattern
-            else "Check the name of the image.",
-        )
+        if any(sign in str(path) for sign in "*?["):
+            raise UsageError(
+                f"There is no file {path}.",
+                "Patterns are not expanded.",
+                "Pass pathlib.Path(folder).glob('*.png'), or the folder.",
+                command="Pass the folder, or a pattern that matches; leave out quotes, so the shell expands it.",
+            )
+        raise UsageError(f"There is no file {path}.", "", "Check the name of the image.")
 
 
 def name_of(file: SupportsRead, name: str) -> str:

@@ -4,15 +4,30 @@ option(CAPSEDGE_CUDA "Build the CUDA kernels as a library of their own" OFF)
 set(CAPSEDGE_CUDA_ARCHITECTURES "" CACHE STRING "GPUs to build for, as in 87;110; by default all that nvcc knows of ours")
 set(CAPSEDGE_TENSORRT_LIBRARY "" CACHE FILEPATH "libnvinfer.so, where it is not in a usual place")
 
+# A target that cannot be built here says what is missing, instead of "no rule to make target".
+function(capsedge_cannot_build missing)
+  foreach(target ${ARGN})
+    add_custom_target(${target}
+      COMMAND ${CMAKE_COMMAND} -E echo "${target} cannot be built: ${missing}"
+      COMMAND ${CMAKE_COMMAND} -E false VERBATIM)
+  endforeach()
+endfunction()
+set(CAPSEDGE_NO_HEADERS "NvInferRuntime.h of TensorRT 10.3 or newer was not found. Install TensorRT's headers, or set \
+CAPSEDGE_TENSORRT_INCLUDE to their folder, and configure again.")
+
 find_program(CAPSEDGE_NVCC nvcc HINTS ENV CUDA_HOME PATH_SUFFIXES bin PATHS /usr/local/cuda)
 if(NOT CAPSEDGE_NVCC)
   message(STATUS "capsedge: no nvcc found, so the CUDA kernels and the TensorRT plugin library are left out "
     "(engines with `--plugin native` need neither)")
+  capsedge_cannot_build("nvcc was not found. Install the CUDA toolkit, or set CUDA_HOME to its folder, and configure again."
+    capsedge_cuda capsedge_tensorrt capsedge_tensorrt_static)
   return()
 endif()
 if(NOT CAPSEDGE_NVINFER AND NOT CAPSEDGE_CUDA)
   message(STATUS "capsedge: no NvInferRuntime.h found, so the TensorRT plugin library is left out (engines with "
     "`--plugin native` do not need it; set CAPSEDGE_TENSORRT_INCLUDE to the folder of TensorRT's headers)")
+  capsedge_cannot_build("the build was configured without -DCAPSEDGE_CUDA=ON." capsedge_cuda)
+  capsedge_cannot_build("${CAPSEDGE_NO_HEADERS}" capsedge_tensorrt capsedge_tensorrt_static)
   return()
 endif()
 
@@ -77,7 +92,12 @@ if(CAPSEDGE_NVINFER)
     set_target_properties(capsedge_tensorrt_static PROPERTIES LINKER_LANGUAGE CUDA CUDA_RUNTIME_LIBRARY Static)
     target_link_libraries(capsedge_tensorrt_static PRIVATE ${CAPSEDGE_LIBNVINFER})
     install(TARGETS capsedge_tensorrt_static LIBRARY DESTINATION capsedge/runtime/_native)
+  else()
+    capsedge_cannot_build("libnvinfer.so was not found. Install TensorRT, or set CAPSEDGE_TENSORRT_LIBRARY to the file, and \
+configure again." capsedge_tensorrt_static)
   endif()
+else()
+  capsedge_cannot_build("${CAPSEDGE_NO_HEADERS}" capsedge_tensorrt capsedge_tensorrt_static)
 endif()
 message(STATUS "capsedge: CUDA kernels for ${CAPSEDGE_CUDA_ARCHITECTURES} with ${CAPSEDGE_NVCC}; "
   "TensorRT headers: ${CAPSEDGE_NVINFER}")

@@ -18,6 +18,7 @@ from typing import Any
 from capsedge.errors import ArtefactError, CapsedgeError, UsageError
 from capsedge.runtime.files import reading as opening
 from capsedge.runtime.files.json_documents import Malformed, decode, parse
+from capsedge.runtime.files.settings import changed_settings
 from capsedge.runtime.files.writing import atomic_writer, check_writable
 from capsedge.serving.batch.items import Part
 from capsedge.serving.batch.parquet import BadParquet, opened_parquet, readable_errors
@@ -62,6 +63,7 @@ class Journal:
         self.output = output
         self.file = Path(plain(output)) if is_file(output) else None
         self._store = PartStore(f"{output}{FOLDER_SUFFIX}" if self.file is not None else output)
+        self._plan = plan
         text = json.dumps(plan | {"parts": [part.to_dict() for part in parts]}, sort_keys=True)
         self.digest = hashlib.sha256(text.encode()).hexdigest()
         self._parts = parts
@@ -109,7 +111,7 @@ class Journal:
         return set(self._records)
 
     def _start(self) -> None:
-        self._store.put(_PLAN, json.dumps({"sha256": self.digest}).encode())
+        self._store.put(_PLAN, json.dumps({"sha256": self.digest, "plan": self._plan}).encode())
 
     def _exists(self, resume: bool) -> UsageError:
         if resume:
@@ -182,10 +184,12 @@ class Journal:
             declared = parse(self._store.get(_PLAN, limits.JSON_BYTES))
         except Malformed:
             declared = None
-        if resume and declared != {"sha256": self.digest}:
+        declared = declared if isinstance(declared, dict) else {}
+        if resume and declared.get("sha256") != self.digest:
+            changed = changed_settings(declared.get("plan", {}), self._plan)
             raise UsageError(
                 f"The unfinished run in {where} used another model, source or options.",
-                "Its parts would not match the remaining ones.",
+                f"Its parts would not match: {changed or 'the source has other images'}.",
                 "Use the same ones, or replace it with force=True.",
                 command="Use the same ones, or replace it with --force.",
             )

@@ -238,8 +238,12 @@ def test_an_interrupted_run_ends_with_the_same_weights(tmp_path: Path, average: 
     resumed = train(CONFIG, recipe, data, None, tmp_path / "cut", resume=True)
     for a, b in zip(whole.state_dict().values(), resumed.state_dict().values(), strict=True):
         assert torch.equal(a, b)
-    with pytest.raises(ArtefactError, match="other settings"):
+    with pytest.raises(ArtefactError, match="other settings") as changed:
         train(CONFIG, replace(recipe, seed=9), data, None, tmp_path / "cut", resume=True)
+    assert f"seed was {recipe.seed} and is now 9." in changed.value.why
+    with pytest.raises(ArtefactError, match="state of a training run") as state:
+        load_checkpoint(tmp_path / "cut" / "last.pt")
+    assert f"{tmp_path / 'cut' / 'model.safetensors'}" in state.value.fix
 
 
 def accuracies(monkeypatch: pytest.MonkeyPatch, given: list[float]) -> None:
