@@ -112,7 +112,7 @@ def test_what_is_meant_is_named(monkeypatch: pytest.MonkeyPatch, capsys: Any) ->
     assert err.splitlines()[-1] == "For example: --size 48."
     _, _, err = said(["infer", "none-*.png"], monkeypatch, capsys)
     assert "Path(" not in err
-    assert "so the shell expands it" in err
+    assert "unquoted, so the shell expands it" in err
     _, _, err = said(["infer", "--tpo", "3", "x.png"], monkeypatch, capsys)
     assert "Did you mean --top?" in err
 

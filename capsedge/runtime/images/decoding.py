@@ -64,7 +64,7 @@ def check_image(path: Path | str) -> None:
                 f"There is no file {path}.",
                 "Patterns are not expanded.",
                 "Pass pathlib.Path(folder).glob('*.png'), or the folder.",
-                command="Pass the folder, or a pattern that matches; leave out quotes, so the shell expands it.",
+                command="Pass the folder, or a pattern that matches; unquoted, so the shell expands it.",
             )
         raise UsageError(f"There is no file {path}.", "", "Check the name of the image.")
 
