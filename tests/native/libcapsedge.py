@@ -238,8 +238,9 @@ def image_of(pixels: Array) -> Image:
     return Image(pixels.ctypes.data, TYPES[pixels.dtype.name], *pixels.shape, pixels.strides[0])
 
 
-def prepare(pixels: Array, preprocessing: Preprocessing, invert: bool = False) -> Array:
+def prepare(pixels: Array | Image, preprocessing: Preprocessing, invert: bool = False) -> Array:
     """`capsedge_prepare`: ``[C, H, W]``."""
+    image = pixels if isinstance(pixels, Image) else image_of(pixels)
     mean, std = ((ctypes.c_double * len(v))(*v) for v in (preprocessing.mean, preprocessing.std))
     p = sized(
         PreprocessingStruct,
@@ -260,7 +261,7 @@ def prepare(pixels: Array, preprocessing: Preprocessing, invert: bool = False) -
     call(
         "capsedge_prepare",
         ctypes.byref(p),
-        ctypes.byref(image_of(pixels)),
+        ctypes.byref(image),
         int(invert),
         ctypes.c_void_p(values.ctypes.data),
         ctypes.c_size_t(values.size),

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -12,6 +18,7 @@ from capsedge.runtime.metadata import Preprocessing
 from capsedge.spec.vocabularies import LAYOUTS, ORDERS, PER_IMAGE, RESIZE_RULES
 
 from . import libcapsedge
+from .builds import NATIVE, ROOT
 
 pytestmark = pytest.mark.skipif(
     libcapsedge.library_path() is None,
@@ -160,3 +167,44 @@ def test_strides_that_do_not_hold_a_row() -> None:
         patch.setattr(libcapsedge, "image_of", lambda _: image)
         with pytest.raises(libcapsedge.Failed, match="stride of 11 bytes"):
             libcapsedge.prepare(np.zeros((4, 4, 3), np.uint8), session_free)
+
+
+@pytest.mark.thorough
+def test_frames_of_a_camera_as_the_guide_shows(tmp_path: Path) -> None:
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("needs a C compiler: apt-get install gcc")
+    guide = (ROOT / "docs" / "how-to" / "libcapsedge.md").read_text(encoding="utf-8")
+    block = re.search(r"```c\n(static capsedge_image nv12.*?)```", guide, re.DOTALL)
+    assert block is not None
+    source = block[1].replace("static ", "")
+    (tmp_path / "frames.c").write_text(f"#include <capsedge.h>\n{source}")
+    include = NATIVE / "libcapsedge" / "include"
+    subprocess.run(
+        [compiler, "-std=c99", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", f"-I{include}",
+         tmp_path / "frames.c", "-o", tmp_path / "frames.so"],
+        check=True,
+    )  # fmt: skip
+    frames = ctypes.CDLL(str(tmp_path / "frames.so"))
+    rng, height, width, gap = np.random.default_rng(0), 6, 8, 5
+    grey = rng.integers(0, 256, (height, width, 1), np.uint8)
+    colours = rng.integers(0, 256, (height, width, 3), np.uint8)
+    planes = rng.integers(0, 256, (height * 3 // 2, width + gap), np.uint8)
+    planes[:height, :width] = grey[..., 0]
+    pairs = rng.integers(0, 256, (height, 2 * width + gap), np.uint8)
+    pairs[:, : 2 * width : 2] = grey[..., 0]
+    rows = rng.integers(0, 256, (height, 3 * width + gap), np.uint8)
+    rows[:, : 3 * width] = colours[::-1].reshape(height, -1)
+    room = np.zeros((height, width), np.uint8)
+    for name, frame, more, wanted in (
+        ("nv12", planes, (), grey),
+        ("yuyv", pairs, (ctypes.c_void_p(room.ctypes.data),), grey),
+        ("bottom_up", rows, (), colours),
+    ):
+        function = getattr(frames, name)
+        function.restype = libcapsedge.Image
+        image = function(
+            ctypes.c_void_p(frame.ctypes.data), height, width, ctypes.c_int64(frame.shape[1]), *more
+        )
+        into = Preprocessing(5, 7, wanted.shape[2])
+        np.testing.assert_array_equal(libcapsedge.prepare(image, into), prepare(wanted, into))

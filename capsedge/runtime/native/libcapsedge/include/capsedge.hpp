@@ -4,6 +4,9 @@
 // Error, or the value. Nothing here throws, and the header compiles with -fno-exceptions. A program that prefers
 // exceptions can use them for single calls: value() throws capsedge::Exception if there is an error.
 //
+// What reads memory of an owner, such as prediction[0] or session.describe(), is deleted for temporary owners, where
+// the memory would be freed before it is read. Give the owner a name: auto prediction = session->predict(image).
+//
 //   auto session = capsedge::Session::open("model.onnx");
 //   if (!session) return complain(session.error().message);
 //   auto session = capsedge::Session::open("model.onnx").value();  // the same with exceptions
@@ -40,7 +43,8 @@ class Exception : public std::runtime_error {
 };
 #endif
 
-// A value or an Error. As with std::expected, * and -> are for results that are known to hold a value.
+// A value or an Error. As with std::expected, * and -> are for results that are known to hold a value. Of a temporary
+// result, * moves the value out, so that `for (float f : *session->prepare(image))` reads a living vector.
 template <typename T>
 class [[nodiscard]] Result {
  public:
@@ -50,15 +54,17 @@ class [[nodiscard]] Result {
   explicit operator bool() const { return held_.index() == 0; }
   T& operator*() & { return *std::get_if<0>(&held_); }
   const T& operator*() const& { return *std::get_if<0>(&held_); }
-  T&& operator*() && { return std::move(*std::get_if<0>(&held_)); }
-  T* operator->() { return std::get_if<0>(&held_); }
-  const T* operator->() const { return std::get_if<0>(&held_); }
+  T operator*() && { return std::move(*std::get_if<0>(&held_)); }
+  T* operator->() & { return std::get_if<0>(&held_); }
+  const T* operator->() const& { return std::get_if<0>(&held_); }
+  const T* operator->() const&& = delete;
   // Only where there is no value.
-  const Error& error() const { return *std::get_if<1>(&held_); }
+  const Error& error() const& { return *std::get_if<1>(&held_); }
+  Error error() && { return std::move(*std::get_if<1>(&held_)); }
 #if defined(__cpp_exceptions)
   T value() && {
     if (!*this) throw Exception(error());
-    return std::move(**this);
+    return *std::move(*this);
   }
 #endif
 
@@ -79,7 +85,8 @@ class [[nodiscard]] Result<void> {
   }
 
   explicit operator bool() const { return error_.code == CAPSEDGE_OK; }
-  const Error& error() const { return error_; }
+  const Error& error() const& { return error_; }
+  Error error() && { return std::move(error_); }
 #if defined(__cpp_exceptions)
   void value() const {
     if (!*this) throw Exception(error_);
@@ -97,6 +104,7 @@ class View {
   View() = default;
   View(const T* data, size_t size) : data_(data), size_(size) {}
   View(const std::vector<T>& values) : data_(values.data()), size_(values.size()) {}
+  View(const std::vector<T>&&) = delete;
   const T* data() const { return data_; }
   size_t size() const { return size_; }
   bool empty() const { return size_ == 0; }
@@ -154,15 +162,17 @@ class Prediction {
   }
 
   // The result for image `i`; an empty one if there is no such image.
-  ImageResult operator[](size_t i) const {
+  ImageResult operator[](size_t i) const& {
     capsedge_result r = CAPSEDGE_RESULT_INIT;
     if (!Result<void>(capsedge_prediction_result(handle_, i, &r))) return {};
     const auto classes = static_cast<size_t>(r.class_count);
     return {{r.labels, r.label_count}, {r.scores, classes}, {r.poses, classes * static_cast<size_t>(r.pose_size)},
             r.pose_size, r.score_kind, {r.values, r.value_count}, r.atypical, r.escalated};
   }
+  ImageResult operator[](size_t i) const&& = delete;
 
-  capsedge_prediction* handle() const { return handle_; }
+  capsedge_prediction* handle() const& { return handle_; }
+  capsedge_prediction* handle() const&& = delete;
 
  private:
   Prediction() = default;
@@ -171,9 +181,12 @@ class Prediction {
 
 struct PredictOptions : capsedge_predict_options {
   PredictOptions() : capsedge_predict_options CAPSEDGE_PREDICT_OPTIONS_INIT {}
-  PredictOptions& top(int32_t count) { return top_k = count, *this; }
-  PredictOptions& at_least(double score) { return use_threshold = 1, threshold = score, *this; }
-  PredictOptions& dark_ink(bool yes = true) { return invert = yes, *this; }
+  PredictOptions& top(int32_t count) & { return top_k = count, *this; }
+  PredictOptions& at_least(double score) & { return use_threshold = 1, threshold = score, *this; }
+  PredictOptions& dark_ink(bool yes = true) & { return invert = yes, *this; }
+  PredictOptions top(int32_t count) && { return top(count); }
+  PredictOptions at_least(double score) && { return at_least(score); }
+  PredictOptions dark_ink(bool yes = true) && { return dark_ink(yes); }
 };
 
 struct OpenOptions {
@@ -204,10 +217,11 @@ class Session {
     if (handle_) capsedge_status_release(capsedge_close(handle_));
   }
 
-  Result<capsedge_description> describe() const {
+  Result<capsedge_description> describe() const& {
     capsedge_description found = CAPSEDGE_DESCRIPTION_INIT;
     return checked(capsedge_describe(handle_, &found), found);
   }
+  Result<capsedge_description> describe() const&& = delete;
   Result<std::string> class_name(int32_t index) const {
     const char* name = nullptr;
     if (Result<void> done(capsedge_class_name(handle_, index, &name)); !done) return done.error();
@@ -220,19 +234,22 @@ class Session {
     return ValueName{name, unit};
   }
   // A metadata property as stored in the file; null if there is none of this name.
-  Result<const char*> property(const std::string& key) const {
+  Result<const char*> property(const std::string& key) const& {
     const char* value = nullptr;
     if (Result<void> done(capsedge_property(handle_, key.c_str(), &value)); !done) return done.error();
     return value;
   }
-  Result<capsedge_port> input(size_t index) const {
+  Result<const char*> property(const std::string& key) const&& = delete;
+  Result<capsedge_port> input(size_t index) const& {
     capsedge_port found = CAPSEDGE_PORT_INIT;
     return checked(capsedge_input(handle_, index, &found), found);
   }
-  Result<capsedge_port> output(size_t index) const {
+  Result<capsedge_port> input(size_t index) const&& = delete;
+  Result<capsedge_port> output(size_t index) const& {
     capsedge_port found = CAPSEDGE_PORT_INIT;
     return checked(capsedge_output(handle_, index, &found), found);
   }
+  Result<capsedge_port> output(size_t index) const&& = delete;
 
   Result<void> run(View<capsedge_tensor> inputs, std::vector<capsedge_tensor>& outputs) const {
     return Result<void>(capsedge_run(handle_, inputs.data(), inputs.size(), outputs.data(), outputs.size()));
@@ -246,10 +263,11 @@ class Session {
     return Result<void>(capsedge_warm_up(handle_, batch, runs));
   }
 
-  Result<capsedge_preprocessing> preprocessing() const {
+  Result<capsedge_preprocessing> preprocessing() const& {
     capsedge_preprocessing found = CAPSEDGE_PREPROCESSING_INIT;
     return checked(capsedge_preprocessing_of(handle_, &found), found);
   }
+  Result<capsedge_preprocessing> preprocessing() const&& = delete;
   // One image as the model's input [channels, height, width].
   Result<std::vector<float>> prepare(const capsedge_image& image, bool invert = false) const {
     Result<capsedge_preprocessing> p = preprocessing();
@@ -296,7 +314,8 @@ class Session {
     return checked(capsedge_read_counters(handle_, &found), found);
   }
 
-  capsedge_session* handle() const { return handle_; }
+  capsedge_session* handle() const& { return handle_; }
+  capsedge_session* handle() const&& = delete;
 
  private:
   Session() = default;
