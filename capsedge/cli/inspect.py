@@ -360,10 +360,7 @@ def _model(meta: ModelMetadata) -> list[tuple[str, str]]:
     """The network, as described by the file's metadata."""
     facts = [
         ("architecture", meta.architecture or "not stated"),
-        (
-            "routing",
-            f"{meta.routing}, {meta.iterations} iterations" if meta.routing else "not stated",
-        ),
+        ("routing", meta.routing_text),
         ("task", meta.task),
         *_outputs(meta),
         ("precision", meta.precision),

@@ -139,6 +139,22 @@ class Outputs:
 
 
 @dataclass(frozen=True)
+class RoutedLayer:
+    """A layer with routing: its name, kind (``dynamic``, ``em``, ...) and number of iterations."""
+
+    name: str
+    routing: str
+    iterations: int
+
+
+@dataclass(frozen=True)
+class RecognizedRouting:
+    """The routing that was recognized in a network that is not one of the package: its layers, in order."""
+
+    routed_layers: tuple[RoutedLayer, ...]
+
+
+@dataclass(frozen=True)
 class ModelMetadata:
     """The metadata of a capsedge artefact.
 
@@ -146,8 +162,9 @@ class ModelMetadata:
         architecture: name of the model family's architecture (``capsnet``, ``matrix-capsules``,
             ``attention-capsules``, or the class name of a user's own module).
         configuration: the configuration that builds the model, as JSON values.
-        routing: ``dynamic``, ``em`` or ``attention``; empty if the file's maker did not state it.
-        iterations: routing iterations that the graph is unrolled to; 0 if not stated.
+        routing: ``dynamic``, ``em``, ``attention`` or ``self-attention``, several joined by commas; empty if
+            not stated.
+        iterations: routing iterations that the graph is unrolled to; 0 if not stated, or if layers differ.
         class_names: one per class; empty for a regression.
         preprocessing: how an image becomes the input; None for a user's own module without one.
         task: ``single-label``, ``multi-label`` or ``regression``.
@@ -160,6 +177,7 @@ class ModelMetadata:
         typical_input: what images as in training are like; None if the file does not state it.
         cascade: the two networks of a cascade; None for others. The rest describes the large one.
         trace: the outputs with the values of every routing iteration; None if the file has none.
+        recognized_routing: the routed layers of a network that is not one of the package; None for others.
         chosen_scores: why this output was chosen as the scores; None if the file does not state it.
     """
 
@@ -179,6 +197,7 @@ class ModelMetadata:
     typical_input: TypicalInput | None = None
     cascade: Cascade | None = None
     trace: TraceOutputs | None = None
+    recognized_routing: RecognizedRouting | None = None
     chosen_scores: ChosenScores | None = None
 
     def __post_init__(self) -> None:
@@ -196,6 +215,18 @@ class ModelMetadata:
             _check_measurable(self.preprocessing)
         if self.cascade is not None and self.task == REGRESSION:
             raise ValueError("a regression has no classes, so it cannot be a cascade")
+
+    @property
+    def routing_text(self) -> str:
+        """The routing in words: ``dynamic, 3 iterations``; of layers that differ, each one's."""
+        layers = self.recognized_routing.routed_layers if self.recognized_routing else ()
+        if len({(each.routing, each.iterations) for each in layers}) > 1:
+            return "; ".join(
+                f"{each.name}: {each.routing}, {_iterations(each.iterations)}" for each in layers
+            )
+        if not self.routing:
+            return "not stated"
+        return self.routing + (f", {_iterations(self.iterations)}" if self.iterations else "")
 
     def to_properties(self) -> dict[str, str]:
         """The properties of an ONNX file: names under ``capsedge.``, and JSON texts."""
@@ -233,6 +264,10 @@ class ModelMetadata:
                 f"{error}.",
                 "Export the model again with `capsedge export`.",
             ) from error
+
+
+def _iterations(count: int) -> str:
+    return f"{count} iteration{'' if count == 1 else 's'}"
 
 
 def _parsed(name: str, text: str) -> Any:

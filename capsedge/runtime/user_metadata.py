@@ -13,8 +13,16 @@ from numpy.typing import NDArray
 
 from capsedge.errors import ArtefactError, CapsedgeError, UsageError
 from capsedge.runtime.load import load_bytes
-from capsedge.runtime.metadata import ModelMetadata, Outputs, Preprocessing
+from capsedge.runtime.metadata import (
+    ModelMetadata,
+    Outputs,
+    Preprocessing,
+    RecognizedRouting,
+    RoutedLayer,
+)
 from capsedge.runtime.onnx_file import summary
+from capsedge.runtime.onnx_file.layer_map import layer_of_weights
+from capsedge.runtime.onnx_file.structure import structure_of
 from capsedge.runtime.onnx_file.wire import with_properties
 from capsedge.runtime.score_checks import Probes, check_computed, check_scores, kind_of, run_probes
 from capsedge.runtime.scores import SCORES, ChosenScores, choose_scores, shape_fault
@@ -22,6 +30,7 @@ from capsedge.runtime.session import Session
 from capsedge.runtime.typical_input import TypicalInput
 from capsedge.spec import limits
 from capsedge.spec.fields import PREFIX
+from capsedge.spec.operators import DOMAIN, ROUTING_OPERATORS
 from capsedge.spec.vocabularies import CLASSIFICATION, LENGTHS, LOGITS, POSES, REGRESSION, TASKS
 
 NAMED = "named by the user"
@@ -131,9 +140,33 @@ def describe_model(
     if description:
         plain = load_bytes(with_properties(runnable, {}, PREFIX), path)
         base, warnings = metadata_for(description, plain, base)
+    if not base.configuration:  # not a model of the package, whose configuration states its routing
+        base = _with_routing(base, data)
     properties = checked_properties(base, path)
     _check_read(with_properties(runnable, properties, PREFIX), path)
     return DescribedModel(with_properties(data, properties, PREFIX), base, warnings)
+
+
+def _with_routing(base: ModelMetadata, data: bytes) -> ModelMetadata:
+    """The metadata with the routing whose operators are in the file; unchanged if there is none."""
+    layers = tuple(
+        RoutedLayer(
+            layer_of_weights(node) or node.name or node.outputs[0],
+            ROUTING_OPERATORS[node.operator].routing,
+            ROUTING_OPERATORS[node.operator].iterations(node.attributes),
+        )
+        for node in structure_of(data).graph.walk()
+        if node.domain == DOMAIN and node.operator in ROUTING_OPERATORS
+    )
+    if not layers:
+        return base
+    counts = {layer.iterations for layer in layers}
+    return dataclasses.replace(
+        base,
+        routing=", ".join(dict.fromkeys(layer.routing for layer in layers)),
+        iterations=counts.pop() if len(counts) == 1 else 0,
+        recognized_routing=RecognizedRouting(layers),
+    )
 
 
 _FITS = (

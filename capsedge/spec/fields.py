@@ -223,6 +223,12 @@ INPUT_FIELDS = (
     ),
 )
 
+_ROUTED_LAYER = (
+    Field("name", "string", "name of the layer"),
+    Field("routing", "string", "`dynamic`, `em`, `attention` or `self-attention`"),
+    Field("iterations", "integer", "routing iterations"),
+)
+
 # The properties of a file, `capsedge.` before each name, besides `schema`. Nullable ones with the default
 # None are missing or null where a file does not state them.
 FIELDS = (
@@ -234,8 +240,17 @@ FIELDS = (
     Field(
         "configuration", "values", "configuration of a model of the package, as in its checkpoint"
     ),
-    Field("routing", "string", "`dynamic`, `em` or `attention`; empty if not stated"),
-    Field("iterations", "integer", "routing iterations; 0 if not stated"),
+    Field(
+        "routing",
+        "string",
+        "`dynamic`, `em`, `attention` or `self-attention`; several kinds are joined by commas; empty if "
+        "not stated",
+    ),
+    Field(
+        "iterations",
+        "integer",
+        "routing iterations; 0 if not stated, or if the layers differ in them",
+    ),
     Field(
         "class_names",
         "strings",
@@ -296,6 +311,16 @@ FIELDS = (
         nullable=True,
         members=(Field("layers", "objects", "in the order of routing", members=_TRACE_LAYER),),
         limit="TRACE_BYTES",
+    ),
+    Field(
+        "recognized_routing",
+        "object",
+        "the routing that was recognized in a network that is not one of the package",
+        None,
+        nullable=True,
+        members=(
+            Field("routed_layers", "objects", "in the order of routing", members=_ROUTED_LAYER),
+        ),
     ),
     Field(
         "chosen_scores",

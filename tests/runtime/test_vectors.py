@@ -103,7 +103,8 @@ def _values(session: Session) -> dict[str, Any] | None:
     m = session.metadata
     if m is None:
         return None
-    values = asdict(m) | {
+    # What was recognized is for people; nothing is computed from it, and tests of user_metadata check it.
+    values = {k: v for k, v in asdict(m).items() if k != "recognized_routing"} | {
         "scores": session.roles.scores or "",
         "poses": session.roles.poses or "",
         "score_kind": "probability" if session.roles.kind == "logits" else session.roles.kind,

@@ -120,8 +120,16 @@ def read_structure(path: Path | str) -> Structure:
         UsageError: there is no such file.
         ArtefactError: the file is empty, truncated or not an ONNX file.
     """
-    data = read_bytes(path)
-    summary = summarize(data, str(path))
+    return structure_of(read_bytes(path), str(path))
+
+
+def structure_of(data: bytes, path: str = "the model") -> Structure:
+    """The structure of the content of an ONNX file; `path` is its name in errors.
+
+    Raises:
+        ArtefactError: it is empty, truncated or not an ONNX file.
+    """
+    summary = summarize(data, path)
     try:
         graph, functions = _Reader(data).read()
     except (Malformed, UnicodeDecodeError) as error:

@@ -146,6 +146,16 @@ export const traceFields = object({
   layers: list(layersMemberFields),
 });
 
+export const routedLayersMemberFields = object({
+  name: string,
+  routing: string,
+  iterations: integer,
+});
+
+export const recognizedRoutingFields = object({
+  routed_layers: list(routedLayersMemberFields),
+});
+
 export const chosenScoresFields = object(
   {
     reason: string,
@@ -178,6 +188,7 @@ export const metadataFields = object(
     typical_input: nullable(typicalInputFields),
     cascade: nullable(cascadeFields),
     trace: nullable(traceFields),
+    recognized_routing: nullable(recognizedRoutingFields),
     chosen_scores: nullable(chosenScoresFields),
   },
   {
@@ -191,6 +202,7 @@ export const metadataFields = object(
     typical_input: null,
     cascade: null,
     trace: null,
+    recognized_routing: null,
     chosen_scores: null,
   },
 );
