@@ -3,28 +3,35 @@
     make wheels                             # all of them, in dist/
     python -m tools.wheels pure x86_64      # some of them
 
-The libraries are compiled by zig's Clang for glibc 2.17 (2012), for both processors on one machine. The wheel
-without libraries (``py3-none-any``) serves every other platform: models run there through the function
-bodies in their files.
+The libraries are compiled by zig's Clang for glibc 2.17 (2012), for both processors on one machine. A wheel
+for this machine's processor is refused if its kernels choose other SIMD levels here than the local build's:
+without vectors it would compute the same, many times slower. The wheel without libraries (``py3-none-any``)
+serves every other platform: models run there through the function bodies in their files.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
+import platform
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import zipfile
 from pathlib import Path
+
+from capsedge.errors import EnvironmentProblem
+from capsedge.runtime.backends import native_library
+from capsedge.serving.deploy.web import built_page
 
 ROOT = Path(__file__).resolve().parent.parent
 DIST = ROOT / "dist"
 GLIBC = (2, 17)
 PROCESSORS = ("x86_64", "aarch64")
 KINDS = ("sdist", "pure", *PROCESSORS)
-PAGE = ROOT / "capsedge" / "deploy" / "site" / "index.html"
 _TOOLCHAIN = ROOT / "capsedge" / "runtime" / "native" / "cmake" / "zig.cmake"
 
 
@@ -45,6 +52,53 @@ def judged_tag(wheel: Path) -> str:
     ).stdout  # fmt: skip
     found = re.search(r'following platform tag:\s+"([^"]+)"', said)
     return found[1] if found else "none"
+
+
+def levels(library: Path) -> str:
+    """The SIMD levels that an operator library finds on this machine, slowest first: ``plain,avx2``."""
+    ask = ctypes.CDLL(str(library)).capsedge_kernel_levels
+    ask.restype = ctypes.c_char_p
+    found: bytes = ask()
+    return found.decode()
+
+
+def library_in(wheel: Path, folder: Path) -> Path:
+    """The operator library of a wheel, unpacked into a folder."""
+    with zipfile.ZipFile(wheel) as archive:
+        name = next(n for n in archive.namelist() if n.endswith(f"/{native_library.NAME}"))
+        return Path(archive.extract(name, folder))
+
+
+def local_library() -> Path:
+    """The operator library that the compiler of this machine built.
+
+    Raises:
+        SystemExit: there is none.
+    """
+    found = native_library.find_library()
+    if found is None:
+        raise SystemExit(
+            "error: A wheel's SIMD levels are compared with those of a local build, and this environment has "
+            "none.\nInstall a C++17 compiler (Debian: apt-get install g++), then: pip install -e ."
+        )
+    return found
+
+
+def check_levels(wheel: Path) -> None:
+    """Refuse a wheel for this processor whose kernels choose other SIMD levels than the local build's.
+
+    Raises:
+        SystemExit: they differ, or there is no local build.
+    """
+    local = local_library()
+    with tempfile.TemporaryDirectory(prefix="capsedge-levels-") as name:
+        found, wanted = levels(library_in(wheel, Path(name))), levels(local)
+    if found != wanted:
+        raise SystemExit(
+            f"error: {wheel.name} is not made: on this machine its kernels run the levels {found}, those of "
+            f"{local} {wanted}.\nIf the local build is older than the sources, renew it: pip install -e . "
+            "Otherwise see capsedge/runtime/native/kernels/cpu/simd/features.h."
+        )
 
 
 def _run(*command: object, **environment: str) -> None:
@@ -84,6 +138,8 @@ def _with_libraries(folder: Path, processor: str) -> Path:
     tag = platform_tag(processor)
     _run(sys.executable, "-m", "wheel", "tags", "--remove", "--platform-tag", tag, made)
     (tagged,) = folder.iterdir()
+    if processor == platform.machine():
+        check_levels(tagged)
     return tagged
 
 
@@ -95,7 +151,7 @@ def make(kind: str, target: Path = DIST) -> Path:
         target: folder into which it is moved when complete.
 
     Raises:
-        SystemExit: zig is missing.
+        SystemExit: zig is missing, or the wheel has other SIMD levels than the local build.
         subprocess.CalledProcessError: the build failed; its output is on stderr.
     """
     with tempfile.TemporaryDirectory(prefix="capsedge-wheel-") as name:
@@ -125,10 +181,10 @@ def main() -> None:
     unknown = set(options.kinds) - set(KINDS)
     if unknown:
         parser.error(f"unknown: {', '.join(sorted(unknown))}; known: {', '.join(KINDS)}")
-    if not PAGE.is_file():
-        parser.error(
-            "the page of `capsedge deploy web` is not built, and belongs into wheels: make web"
-        )
+    try:
+        built_page()
+    except EnvironmentProblem as error:
+        raise SystemExit(f"error: {error}") from None
     for kind in options.kinds or KINDS:
         print(make(kind, options.into))
 

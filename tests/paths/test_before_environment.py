@@ -26,7 +26,7 @@ for name in {HIDDEN}:
     sys.modules[name] = None
 import capsedge.serving.deploy.web
 from capsedge.cli import _run
-capsedge.serving.deploy.web._SITE = Path("/nowhere")  # as in a checkout without `make web`
+capsedge.serving.deploy.web.SITE = Path("/nowhere")  # as in a checkout without `make web`
 for line in sys.stdin:
     sys.argv = ["capsedge", *json.loads(line)]
     said = io.StringIO()

@@ -240,7 +240,7 @@ def unused(name: str, used: Sequence[str]) -> str:
 # --- ``capsedge.deploy_web`` ---
 
 WORKER = "worker.js"  # the service worker, which keeps the folder's files for use without a network
-_SITE = Path(__file__).parent / "site"
+SITE = Path(__file__).parent / "site"  # also named in pyproject.toml and .gitignore
 _VERSION = b"@capsedge-version@"  # placeholder in the service worker
 
 
@@ -286,7 +286,7 @@ def deploy_web(
     earlier = earlier_files(target)
     earlier += [WORKER] if earlier else []
     check_replaceable(target, earlier)
-    site = _site()
+    site = built_page()
     notes: list[str] = []
 
     def noted(text: str) -> None:
@@ -361,17 +361,21 @@ def _check(models: Sequence[str], iterations: Sequence[int] | None) -> None:
         )
 
 
-def _site() -> dict[str, Path]:
-    """The files of the built page."""
+def built_page() -> dict[str, Path]:
+    """The files of the page that ``make web`` builds, by name.
+
+    Raises:
+        EnvironmentProblem: they are not in this installation.
+    """
     found = {
-        path.relative_to(_SITE).as_posix(): path
-        for path in sorted(_SITE.rglob("*"))
+        path.relative_to(SITE).as_posix(): path
+        for path in sorted(SITE.rglob("*"))
         if path.is_file()
     }
     if "index.html" not in found or WORKER not in found:
         raise EnvironmentProblem(
             "The page is not in this installation.",
-            f"{_SITE} is built from capsedge/runtime/web/page, which needs Node.js 20.19 or later.",
+            f"{SITE} is built from capsedge/runtime/web/page, which needs Node.js 20.19 or later.",
             "Run `make web` in the checkout, or install a wheel of capsedge.",
         )
     return found

@@ -41,7 +41,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     }.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
-    monkeypatch.setattr(web, "_SITE", folder)
+    monkeypatch.setattr(web, "SITE", folder)
     monkeypatch.setattr(compiled_models, "is_available", lambda: False)
     return folder
 

@@ -11,6 +11,10 @@
 #include <thread>
 #include <vector>
 
+#ifdef __x86_64__
+#include "simd/features.h"
+#endif
+
 namespace {
 
 // Ten independent chains keep two units of latency four or five busy. A macro, because a function compiled for one
@@ -42,8 +46,9 @@ struct Kernel {
 
 Kernel best_kernel() {
 #ifdef __x86_64__
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl")) return {chains_avx512, 16};
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return {chains_avx2, 8};
+  const capsedge::Features here = capsedge::features_here();
+  if (here.avx512) return {chains_avx512, 16};
+  if (here.avx2) return {chains_avx2, 8};
 #endif
   return {chains_any, 4};
 }

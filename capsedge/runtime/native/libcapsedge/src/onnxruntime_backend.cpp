@@ -3,10 +3,6 @@
 #include <sched.h>
 #include <unistd.h>
 
-#if defined(__x86_64__)
-#include <cpuid.h>
-#endif
-
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -19,6 +15,9 @@
 #include "onnx_file.h"
 #include "onnxruntime_library.h"
 #include "operators.h"
+#if defined(__x86_64__)
+#include "simd/features.h"
+#endif
 
 extern "C" OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const OrtApiBase* base);
 
@@ -44,11 +43,8 @@ int available_threads() {
 // Whether fast code adds pairs of byte products in 16 bits with saturation, as on x86 processors without VNNI.
 bool saturates_products_of_bytes() {
 #if defined(__x86_64__)
-  __builtin_cpu_init();
-  if (__builtin_cpu_supports("avx512vnni")) return false;
-  constexpr unsigned kAvxVnni = 1u << 4;  // not every supported compiler defines it
-  unsigned a = 0, b = 0, c = 0, d = 0;
-  return !__get_cpuid_count(7, 1, &a, &b, &c, &d) || !(a & kAvxVnni);
+  const Features here = features_here();
+  return !here.avx512vnni && !here.avxvnni;
 #else
   return false;
 #endif

@@ -2,7 +2,7 @@
 
 #include <cstdlib>
 #ifdef CAPSEDGE_X86
-#include <cpuid.h>
+#include "features.h"
 #endif
 #ifdef CAPSEDGE_AMX
 #include <sys/syscall.h>
@@ -48,24 +48,12 @@ const Level& amx() {
   return level;
 }
 
-// Whether the processor has tiles, and the system keeps them and lets this process use them.
-bool has_tiles() {
-  constexpr unsigned kTile = 1u << 24, kInt8 = 1u << 25, kOsXsave = 1u << 27;
-  constexpr unsigned kTileState = 3u << 17;          // of XCR0: shapes and contents
+// Whether the system lets this process use its tiles.
+bool may_use_tiles() {
   constexpr long kRequest = 0x1023, kContents = 18;  // arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)
-  unsigned a, b, c, d;
-  if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & kOsXsave)) return false;
-  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & (kTile | kInt8)) != (kTile | kInt8)) return false;
-  __asm__("xgetbv" : "=a"(a), "=d"(d) : "c"(0));
-  return (a & kTileState) == kTileState && syscall(SYS_arch_prctl, kRequest, kContents) == 0;
+  return syscall(SYS_arch_prctl, kRequest, kContents) == 0;
 }
 #endif
-
-// Not every supported compiler knows F16C in __builtin_cpu_supports: Clang 14 does not.
-bool has_f16c() {
-  unsigned a, b, c, d;
-  return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
-}
 
 }  // namespace
 #endif
@@ -74,21 +62,13 @@ const std::vector<const Level*>& levels_here() {
   static const std::vector<const Level*> levels = [] {
     std::vector<const Level*> found{&kLevel_plain};
 #ifdef CAPSEDGE_X86
-    // These builtins also check whether the operating system saves the wide registers.
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c()) {
-      found.push_back(&kLevel_avx2);
-      if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
-        found.push_back(&kLevel_avx512);
-        if (__builtin_cpu_supports("avx512vnni")) {
-          found.push_back(&avx512vnni());
+    const Features here = features_here();
+    if (here.avx2) found.push_back(&kLevel_avx2);
+    if (here.avx512) found.push_back(&kLevel_avx512);
+    if (here.avx512vnni) found.push_back(&avx512vnni());
 #ifdef CAPSEDGE_AMX
-          if (has_tiles()) found.push_back(&amx());
+    if (here.tiles && may_use_tiles()) found.push_back(&amx());
 #endif
-        }
-      }
-    }
 #endif
 #ifdef CAPSEDGE_ARM64
     found.push_back(&kLevel_neon);  // part of every 64-bit ARM
