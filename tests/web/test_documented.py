@@ -57,6 +57,28 @@ def test_guide_in_node(folder: Path) -> None:
     assert lines[-1] == "11 x 1 x 28 x 28"
 
 
+@pytest.mark.thorough
+def test_the_guide_installs_what_node_runs(folder: Path, tmp_path: Path) -> None:
+    """Its commands, from a checkout; only what npm would download is taken from where it is installed."""
+    (install,) = (b.body for b in blocks(GUIDE) if "npm pack" in b.body)
+    (program,) = (b.body for b in blocks(GUIDE) if b.file == "predict.mjs")
+    assert '"./node_modules/onnxruntime-web/dist/ort.wasm.bundle.min.mjs"' in GUIDE.read_text()
+    (tmp_path / "capsedge").symlink_to(ROOT / "capsedge")
+    (tmp_path / "package.json").write_text("{}")
+    shutil.copy(folder / "digits.onnx", tmp_path)
+    (tmp_path / "predict.mjs").write_text(program)
+    commands = [line.removeprefix("$ ") for line in install.splitlines()]
+    assert commands[0] == "npm ci --prefix capsedge/runtime/web"  # done by `make web`
+    runtime = package.WEB / "node_modules" / "onnxruntime-web"
+    for command in (*commands[1:], "node predict.mjs"):
+        words = command.replace(
+            " onnxruntime-web", f" {runtime} --offline --ignore-scripts"
+        ).split()
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+    assert "dynamic 3 0 1 2 3 4 5 6 7 8 9" in done.stdout
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(bool(browser.missing()), reason=browser.missing())
 def test_guide_in_a_browser(folder: Path) -> None:
@@ -80,6 +102,25 @@ def test_every_member_is_documented() -> None:
     assert len(members) > 15
     for name in members:
         assert re.search(rf"`{name}\b", guide), name
+
+
+@pytest.mark.thorough
+def test_a_bundle_holds_one_variant_of_the_runtime(folder: Path) -> None:
+    """What Vite builds of a page that loads a model: the size that the guide states."""
+    vite = package.WEB / "page" / "node_modules" / "vite" / "bin" / "vite.js"
+    if not vite.is_file():
+        pytest.skip("needs the npm packages of capsedge/runtime/web: make web")
+    (folder / "index.html").write_text('<script type="module" src="main.js"></script>')
+    (folder / "main.js").write_text(
+        'import { load } from "capsedge"; load("a.onnx").then(console.log);'
+    )
+    command = ["node", str(vite), "build", "--logLevel", "warn", "--outDir", "bundle"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    (wasm,) = (folder / "bundle").rglob("*.wasm")
+    stated = re.search(r"The page loads the model and (\d+) MB of WebAssembly", GUIDE.read_text())
+    assert stated is not None
+    assert round(wasm.stat().st_size / 1e6) == int(stated[1])
 
 
 @pytest.mark.slow

@@ -33,6 +33,10 @@ PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
         "exit codes": cpp.exit_codes,
         "limits and types": cpp.c_tensors,
     },
+    "capsedge/exporters/c/javascript/module.mjs": {
+        "arguments": partial(typescript.web_arguments, ("top", "classIndex")),
+    },
+    "docs/how-to/browser.md": {"arguments": pages.web_arguments},
     "docs/reference/cli.md": {"exit codes": pages.exit_codes},
     "docs/reference/metadata.md": {
         "properties": pages.properties,

@@ -8,6 +8,7 @@ from capsedge.spec.exit_codes import MEANINGS
 from capsedge.spec.fields import FIELDS, SCHEMA, Field
 from capsedge.spec.limits import DIFFERENCES, GIB, KIB, LIMITS, MIB, Limit
 from capsedge.spec.operators import OPERATORS, Operator, Value
+from capsedge.spec.web_arguments import WEB_ARGUMENTS
 
 _UNITS = ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"))
 _AS_POWER = 2**17  # smaller numbers are shown unchanged
@@ -31,6 +32,12 @@ def exit_codes() -> str:
     """The exit codes, for docs/reference/cli.md."""
     rows = [(str(code), meaning, examples) for code, meaning, examples in MEANINGS]
     return _table(("code", "meaning", "examples"), rows)
+
+
+def web_arguments() -> str:
+    """The arguments of the npm package, for docs/how-to/browser.md."""
+    rows = [(f"`{a.name}`", a.wanted, a.meaning) for a in WEB_ARGUMENTS]
+    return _table(("argument", "takes", "meaning"), rows)
 
 
 OBJECTS = ("preprocessing", "outputs", "cascade", "origin", "trace")  # enumerations with a table

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from capsedge.spec.limits import LIMITS, OPTIONS, Limit
 from capsedge.spec.onnx_wire import (
@@ -16,6 +17,7 @@ from capsedge.spec.onnx_wire import (
     VIEWS,
 )
 from capsedge.spec.vocabularies import OUTPUT_NAMES, TRACE_REQUIRED, VOCABULARIES
+from capsedge.spec.web_arguments import WEB_ARGUMENTS, WEB_OPTIONS
 
 _EXACT = 2**53 - 1  # JavaScript's largest safe integer
 
@@ -45,10 +47,37 @@ def module() -> str:
             f"export const ORT_FORMAT = {_quoted(ORT_FORMAT)};\n"
             "/** Operators that keep all elements and their order. */\n"
             f"export const VIEWS: readonly string[] = [{', '.join(map(_quoted, VIEWS))}];\n",
+            _arguments(),
             "// Numbers of fields.\n"
             + "".join(f"export const {name} = {k};\n" for name, k in FIELD_NUMBERS.items()),
         )
     )
+
+
+def _arguments() -> str:
+    options = "".join(
+        f"  {call}: [{', '.join(map(_quoted, names))}],\n" for call, names in WEB_OPTIONS.items()
+    )
+    return (
+        "/** What a number or switch of a call may be: capsedge/spec/web_arguments.py. */\n"
+        f"export const ARGUMENTS = {{\n{web_arguments()}}} as const;\n"
+        "/** The options of each call. */\n"
+        f"export const CALL_OPTIONS = {{\n{options}}} as const;\n"
+    )
+
+
+def web_arguments(only: Sequence[str] = ()) -> str:
+    """Lines of an object of JavaScript: each argument's kind, bounds, and what is wanted in words."""
+    return "".join(
+        f"  {a.name}: {{ kind: {_quoted(a.kind)}, least: {_bound(a.least)}, most: {_bound(a.most)}, "
+        f"wanted: {_quoted(a.wanted)} }},\n"
+        for a in WEB_ARGUMENTS
+        if not only or a.name in only
+    )
+
+
+def _bound(value: int | None) -> str:
+    return "null" if value is None else _whole(value)
 
 
 def _words() -> str:

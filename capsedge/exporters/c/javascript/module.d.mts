@@ -78,7 +78,7 @@ export declare class Network {
   /** Classify one image, or a prepared input. */
   predict(image: Pixels | Float32Array, top?: number): Prediction;
   /** The picture of the pose of a class. */
-  reconstruct(pose: Float32Array, index: number): Float32Array;
+  reconstruct(pose: Float32Array, classIndex: number): Float32Array;
 }
 
 /** Load `@NAME@.wasm`: its address, its bytes, or the compiled module; by default the file beside this module. */

@@ -1,4 +1,5 @@
 /** Networks compiled by `capsedge build --target wasm`: sessions without ONNX Runtime. */
+import { checkOptions } from "./arguments.js";
 import { checkedPoses, type PoseDecoder } from "./decoder.js";
 import { integer, list, mapping, nullable, object, pair, string } from "./decode.js";
 import { describe } from "./description.js";
@@ -32,6 +33,7 @@ export interface CompiledOptions {
  *   this engine cannot compile it, for example because it lacks SIMD.
  */
 export async function loadCompiled(source: Source, options: CompiledOptions = {}): Promise<Session> {
+  checkOptions("loadCompiled", options);
   const limits = limitsOf(options.limits);
   const { bytes, name } = await readSource(source, limits);
   if (!MAGIC.every((byte, k) => bytes[k] === byte)) throw notCompiled("it is not WebAssembly");

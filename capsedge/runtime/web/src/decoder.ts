@@ -162,7 +162,7 @@ export function checkedPoses(poses: Float32Array, classes: number, size: number,
     throw new CapsedgeError(
       "input",
       "The poses are not a Float32Array.",
-      "Pass `poses` of a prediction, or other numbers of the same shape.",
+      "Pass `poses` of a prediction, or new Float32Array(values).",
     );
   }
   if (!poses.length || poses.length % each) {

@@ -1,19 +1,20 @@
 /** Load a model: fetch its file, check it, and only then pass it to ONNX Runtime. */
+import { checkOptions, valueText } from "./arguments.js";
 import { outputRoles, shapeText } from "./outputs.js";
 import { Decoder } from "./decoder.js";
 import { describe } from "./description.js";
 import { open, PROVIDERS, useThreads, type Provider, type Runtime } from "./engine.js";
 import { CapsedgeError, Malformed, messageOf } from "./errors.js";
-import { RUN_THREADS } from "./generated/spec.js";
 import { Graph } from "./graph.js";
 import { limitsOf, type Limits } from "./limits.js";
 import { readMetadata, type Metadata } from "./metadata.js";
 import { checkBodies, checkHarmless, summarize } from "./onnx-file.js";
 import { Session } from "./session.js";
 import { readSource, type Source } from "./source.js";
+import { short } from "./text.js";
 
 export interface LoadOptions {
-  /** `onnxruntime-web` or a variant of it; by default `import("onnxruntime-web")`. */
+  /** A variant of `onnxruntime-web`; by default `import("onnxruntime-web/wasm")`, the smallest. */
   runtime?: Runtime;
   /** Providers in order of preference; by default `["wasm"]`. */
   providers?: readonly Provider[];
@@ -31,8 +32,9 @@ export interface LoadOptions {
  *   for an invalid option; `runtime` if it cannot be fetched, or ONNX Runtime is missing or refuses it.
  */
 export async function load(source: Source, options: LoadOptions = {}): Promise<Session> {
+  checkOptions("load", options);
   const providers = options.providers ?? ["wasm"];
-  checkOptions(providers, options.threads);
+  checkProviders(providers, options.runtime);
   const limits = limitsOf(options.limits);
   const { bytes, name } = await readSource(source, limits);
   const checked = checkFile(bytes, limits);
@@ -112,23 +114,42 @@ function undescribed(metadata: Metadata | null, shape: readonly (number | null)[
   );
 }
 
-function checkOptions(providers: readonly string[], threads: number | undefined): void {
-  const unknown = providers.find((each) => !PROVIDERS.some((known) => known === each));
-  if (unknown !== undefined || !providers.length) {
-    throw new CapsedgeError("input", `The provider is ${unknown ?? "missing"}.`, `Known: ${PROVIDERS.join(", ")}.`);
-  }
-  if (threads !== undefined && !(Number.isInteger(threads) && threads >= 1 && threads <= RUN_THREADS)) {
+function checkProviders(providers: unknown, runtime: unknown): void {
+  const hint = `Pass a list of ${PROVIDERS.map((each) => `"${each}"`).join(" and ")}, in order of preference.`;
+  if (!Array.isArray(providers) || !providers.length) {
     throw new CapsedgeError(
       "input",
-      `threads is ${threads}.`,
-      `It is a whole number from 1 to ${RUN_THREADS}; leave it out for a default.`,
+      `providers is ${Array.isArray(providers) ? "empty" : valueText(providers)}.`,
+      hint,
+    );
+  }
+  const unknown: unknown = providers.find((each) => !PROVIDERS.some((known) => known === each));
+  if (unknown !== undefined)
+    throw new CapsedgeError(
+      "input",
+      `The provider is ${typeof unknown === "string" ? short(unknown, 40) : valueText(unknown)}.`,
+      hint,
+    );
+  if (runtime !== undefined && typeof (runtime as Partial<Runtime> | null)?.InferenceSession?.create !== "function") {
+    throw new CapsedgeError(
+      "input",
+      `runtime is ${valueText(runtime)}.`,
+      'Pass the module: runtime: await import("onnxruntime-web/wasm").',
+    );
+  }
+  // Not imported here: bundlers would then add its 27 MB of WebAssembly to every page.
+  if (runtime === undefined && providers.includes("webgpu")) {
+    throw new CapsedgeError(
+      "input",
+      "WebGPU needs a variant of ONNX Runtime.",
+      'Pass it: load(source, { providers, runtime: await import("onnxruntime-web/webgpu") }).',
     );
   }
 }
 
 async function importRuntime(): Promise<Runtime> {
   try {
-    return await import("onnxruntime-web");
+    return (await import("onnxruntime-web/wasm")) as Runtime;
   } catch (error) {
     throw new CapsedgeError(
       "runtime",

@@ -1,4 +1,5 @@
 /** Turn the caller's images into pixels: raw ones, or ones that the browser decodes and draws. */
+import { checkArgument, valueText } from "./arguments.js";
 import { CapsedgeError, messageOf } from "./errors.js";
 import type { Limits } from "./limits.js";
 import type { Preprocessing } from "./preprocessing.js";
@@ -28,6 +29,7 @@ export interface Pixels {
   divisor: number;
 }
 
+const RAW_KINDS = [Uint8Array, Uint8ClampedArray, Uint16Array, Float32Array] as const;
 type Drawable = Exclude<ImageSource, RawImage | Blob>;
 
 /**
@@ -48,15 +50,7 @@ export async function pixelsOf(image: ImageSource, p: Preprocessing, limits: Lim
 }
 
 function checkedPixels(image: unknown, p: Preprocessing, limits: Limits): Pixels {
-  if (!isRaw(image)) {
-    throw new CapsedgeError(
-      "input",
-      `The image ${typeName(image)}.`,
-      "Images are ImageData, image and canvas elements, ImageBitmap, Blob, or { data, width, height, channels }.",
-    );
-  }
-  const { data, width, height } = image;
-  const channels = image.channels ?? 4;
+  const { data, width, height, channels } = checkedRaw(image);
   checkSize(width, height, limits);
   const allowed = p.channels === 1 || p.channels === 3 ? [1, 2, 3, 4] : [p.channels];
   if (!allowed.includes(channels)) {
@@ -74,6 +68,37 @@ function checkedPixels(image: unknown, p: Preprocessing, limits: Limits): Pixels
     );
   }
   return { data, width, height, channels, divisor: divisorOf(data) };
+}
+
+/** An image as numbers, whose members have the right types. */
+function checkedRaw(image: unknown): Required<RawImage> {
+  const found = typeof image === "object" && image !== null && "data" in image ? (image as Partial<RawImage>) : null;
+  if (!found) {
+    const pixels = Array.isArray(image) || ArrayBuffer.isView(image) || image instanceof ArrayBuffer;
+    throw new CapsedgeError(
+      "input",
+      `The image is ${valueText(image)}.`,
+      pixels
+        ? "Pass pixels with their size, as { data, width, height, channels }."
+        : "Images are ImageData, image and canvas elements, ImageBitmap, Blob, or { data, width, height, channels }.",
+    );
+  }
+  const { data, width, height, channels = 4 } = found;
+  if (!RAW_KINDS.some((kind) => data instanceof kind)) {
+    throw new CapsedgeError(
+      "input",
+      `The data of the image are ${valueText(data)}.`,
+      data !== null && typeof data === "object"
+        ? "Pass new Uint8Array(data) for levels from 0 to 255, or new Float32Array(data) for values from 0 to 1."
+        : `Pass a ${RAW_KINDS.map((kind) => kind.name).join(", ")}.`,
+    );
+  }
+  checkArgument("channels", channels);
+  for (const [name, side] of Object.entries({ width, height })) {
+    // Sides over the limit have an error of their own.
+    if (!Number.isInteger(side) || (side as number) < 1) checkArgument(name as "width", side);
+  }
+  return { data, width, height, channels } as Required<RawImage>;
 }
 
 function divisorOf(data: RawImage["data"]): number {
@@ -106,23 +131,12 @@ function checkSize(width: number, height: number, limits: Limits): void {
   }
 }
 
-function isRaw(image: unknown): image is RawImage {
-  if (typeof image !== "object" || image === null || !("data" in image)) return false;
-  const kinds = [Uint8Array, Uint8ClampedArray, Uint16Array, Float32Array];
-  return kinds.some((kind) => image.data instanceof kind) && "width" in image && "height" in image;
-}
-
 function isDrawable(image: unknown): image is Drawable {
   const names = ["HTMLImageElement", "HTMLCanvasElement", "HTMLVideoElement", "ImageBitmap", "OffscreenCanvas"];
   return names.some((name) => {
     const kind: unknown = Reflect.get(globalThis, name);
     return typeof kind === "function" && image instanceof kind;
   });
-}
-
-function typeName(value: unknown): string {
-  if (value === null || value === undefined) return `is ${value}`;
-  return `has the type ${typeof value === "object" ? (value.constructor?.name ?? "Object") : typeof value}`;
 }
 
 const PNG = [0x89, 0x50, 0x4e, 0x47];

@@ -1,4 +1,5 @@
 /** A loaded model: predicting with it, and decoding poses. */
+import { checkArgument, checkOptions } from "./arguments.js";
 import type { OutputRoles } from "./outputs.js";
 import { noDecoder, type PoseDecoder } from "./decoder.js";
 import { CONFIDENT } from "./generated/metadata.js";
@@ -112,8 +113,8 @@ export class Session {
    *   one, `limit` if the image is too large.
    */
   async prepare(image: ImageSource, options: PrepareOptions = {}): Promise<Float32Array> {
-    const p = this.preprocessing();
-    return prepare(await pixelsOf(image, p, this.parts.limits), p, options.invert ?? false);
+    checkOptions("prepare", options);
+    return this.prepared(image, options.invert ?? false);
   }
 
   /**
@@ -125,11 +126,15 @@ export class Session {
    */
   async predict(image: ImageSource | Float32Array, options: PredictOptions = {}): Promise<Prediction> {
     this.checkOpen();
+    checkOptions("predict", options);
     const { metadata, roles, engine, input } = this.parts;
     const choice = this.choice(options);
     const layers = options.trace ? this.traceLayers() : [];
     const start = performance.now();
-    const prepared = image instanceof Float32Array ? this.checked(image, options) : await this.prepare(image, options);
+    const prepared =
+      image instanceof Float32Array
+        ? this.checked(image, options)
+        : await this.prepared(image, options.invert ?? false);
     const between = performance.now();
     const names = [roles.scores, roles.poses, ...roles.values, roles.escalated].filter(Boolean);
     const outputs = await runItems(engine, input, prepared, 1, this.imageShape(), [...names, ...tracedOutputs(layers)]);
@@ -152,6 +157,7 @@ export class Session {
     this.checkOpen();
     const { decoder } = this.parts;
     if (typeof decoder === "string") throw noDecoder(decoder);
+    if (classIndex !== undefined) checkArgument("classIndex", classIndex);
     return decoder.decode(poses instanceof Float32Array ? poses : poses?.data, classIndex ?? null);
   }
 
@@ -168,6 +174,11 @@ export class Session {
     if (this.closed) throw new CapsedgeError("input", "The session is closed.", "Load the model again.");
   }
 
+  private async prepared(image: ImageSource, invert: boolean): Promise<Float32Array> {
+    const p = this.preprocessing();
+    return prepare(await pixelsOf(image, p, this.parts.limits), p, invert);
+  }
+
   private preprocessing(): Preprocessing {
     const p = this.parts.metadata.preprocessing;
     if (p) return p;
@@ -180,12 +191,6 @@ export class Session {
 
   private choice({ top, threshold }: PredictOptions): { top: number | null; threshold: number | null } {
     const { task } = this.parts.metadata;
-    if (top !== undefined && !(Number.isInteger(top) && top >= 1)) {
-      throw new CapsedgeError("input", `top is ${top}.`, "It must be a whole number of at least 1.");
-    }
-    if (threshold !== undefined && !(threshold >= 0 && threshold <= 1)) {
-      throw new CapsedgeError("input", `threshold is ${threshold}.`, "Scores go from 0 to 1.");
-    }
     if (top === undefined && threshold === undefined) {
       return task === "multi-label" ? { top: null, threshold: CONFIDENT } : { top: 1, threshold: null };
     }

@@ -34,6 +34,7 @@ export class Play {
   private prediction: Prediction | null = null;
   private chosen: number | null = null;
   private speaking = false;
+  private inverted = false;
 
   private readonly predict = latest(() => this.guarded(() => this.predictNow()));
   private readonly decode = latest(() => this.guarded(() => this.decodeNow()));
@@ -70,6 +71,7 @@ export class Play {
   /** Show an image file and classify it; `negative` has the same meaning as for the pad. */
   async take(image: Blob, name: string, negative = false): Promise<void> {
     this.camera.stop();
+    hideProblem();
     try {
       this.pad.show(await createImageBitmap(image), negative);
     } catch {
@@ -125,6 +127,7 @@ export class Play {
       this.camera.stop();
       this.image = null;
     }
+    hideProblem(); // of what was shown before
     this.chosen = null;
     this.speaking = ended;
     void this.predict();
@@ -155,9 +158,11 @@ export class Play {
     const image = this.pixels();
     if (!model || !image) return;
     // Drawings use the ink that the model expects; images are inverted on request.
-    const prediction = await this.engine.call("predict", image, this.image !== null && this.invert.checked);
+    const inverted = this.image !== null && this.invert.checked;
+    const prediction = await this.engine.call("predict", image, inverted);
     if (model !== this.model) return;
     this.prediction = prediction;
+    this.inverted = inverted;
     this.stages.show("prepare", prediction.milliseconds.prepare);
     this.stages.show("run", prediction.milliseconds.run);
     const start = performance.now();
@@ -168,7 +173,7 @@ export class Play {
 
   private show(prediction: Prediction): void {
     if (!this.model) return;
-    byId("advice").textContent = adviceOn(prediction);
+    byId("advice").textContent = adviceOn(prediction, this.inverted);
     this.announce(prediction);
     if (this.model.description.task === "regression") {
       this.classes.values(prediction);
@@ -214,7 +219,7 @@ export class Play {
     const classes = there.map(({ label, score }) => `${label}, ${decimal(score)}`);
     const values = prediction.values.map(({ name, value, unit }) => `${name}, ${Number(value.toPrecision(4))} ${unit}`);
     const said = [...classes, ...values].slice(0, SAID).join("; ");
-    byId("live").textContent = `${prediction.atypical ? adviceOn(prediction) : ""} ${said}`.trim();
+    byId("live").textContent = `${prediction.atypical ? adviceOn(prediction, this.inverted) : ""} ${said}`.trim();
   }
 
   /** Redraw everything in the page's current colours. */
@@ -227,9 +232,14 @@ export class Play {
 }
 
 /** What the user should know about an answer: that there is nothing to see in the image, or that it seems inverted. */
-function adviceOn({ atypical, hint }: Prediction): string {
-  const said = [atypical === null ? "" : `nothing to see: ${atypical}`, hint ?? ""].filter(Boolean);
-  return said.map((text) => `${text.charAt(0).toUpperCase()}${text.slice(1)}.`).join(" ");
+function adviceOn({ atypical, hint }: Prediction, inverted: boolean): string {
+  // The package's hint names its option; here it is a box.
+  const box = inverted ? "mostly light once inverted: untick Invert" : "mostly light: if the ink is dark, tick Invert";
+  const said = [atypical === null ? "" : `nothing to see: ${atypical}`, hint === null ? "" : box];
+  return said
+    .filter(Boolean)
+    .map((text) => `${text.charAt(0).toUpperCase()}${text.slice(1)}.`)
+    .join(" ");
 }
 
 function poseOf(prediction: Prediction, index: number): Float32Array {

@@ -230,6 +230,26 @@ export const ORT_FORMAT = "ORTM";
 /** Operators that keep all elements and their order. */
 export const VIEWS: readonly string[] = ["Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"];
 
+/** What a number or switch of a call may be: capsedge/spec/web_arguments.py. */
+export const ARGUMENTS = {
+  top: { kind: "whole", least: 1, most: null, wanted: "a whole number of at least 1" },
+  threshold: { kind: "number", least: 0, most: 1, wanted: "a number from 0 to 1" },
+  invert: { kind: "switch", least: null, most: null, wanted: "true or false" },
+  trace: { kind: "switch", least: null, most: null, wanted: "true or false" },
+  threads: { kind: "whole", least: 1, most: 1024, wanted: "a whole number from 1 to 1024" },
+  width: { kind: "whole", least: 1, most: 32_768, wanted: "a whole number from 1 to 32768" },
+  height: { kind: "whole", least: 1, most: 32_768, wanted: "a whole number from 1 to 32768" },
+  channels: { kind: "whole", least: 1, most: 65_536, wanted: "a whole number from 1 to 65536" },
+  classIndex: { kind: "whole", least: 0, most: null, wanted: "a whole number of at least 0" },
+} as const;
+/** The options of each call. */
+export const CALL_OPTIONS = {
+  load: ["providers", "threads", "runtime", "limits"],
+  loadCompiled: ["limits"],
+  prepare: ["invert"],
+  predict: ["top", "threshold", "invert", "trace"],
+} as const;
+
 // Numbers of fields.
 export const MODEL_IR = 1;
 export const MODEL_PRODUCER = 2;
