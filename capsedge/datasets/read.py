@@ -25,7 +25,7 @@ from capsedge.datasets.class_folders import (
 from capsedge.datasets.image_set import ImageSet, check_finite
 from capsedge.errors import UsageError
 from capsedge.runtime.files.formats import identify_path
-from capsedge.runtime.files.reading import list_folder
+from capsedge.runtime.files.reading import FOLDER, list_folder, path_kind
 from capsedge.runtime.metadata import Preprocessing
 
 _IDX_IMAGES, _IDX_LABELS = "-images-idx3-ubyte", "-labels-idx1-ubyte"
@@ -62,7 +62,7 @@ def read_images(
     if not os.path.lexists(source):
         raise UsageError(f"There is no {source}.", "", "Pass a folder or a file with images.")
     found = identify_path(source)
-    key = "" if found is None else found.key
+    key = "folder" if path_kind(source) == FOLDER else "" if found is None else found.key
     if key and key not in _DATA:
         raise _no_data(source)
     if key in ("npz", "zip") or source.suffix == ".npz":
@@ -122,7 +122,7 @@ def read_split(
     found = identify_path(source) if os.path.lexists(source) else None
     if source.suffix == ".npz" or (found is not None and found.key == "npz"):
         return _labelled(_archive(source, limit, prep, {}))
-    if found is not None and found.key != "folder":
+    if found is not None and path_kind(source) != FOLDER:
         raise _no_data(source)
     names = list_folder(source)
     for ending in (".gz", ""):

@@ -22,7 +22,7 @@ from capsedge.runtime.files import formats
 from capsedge.runtime.files.archives import BadArchive
 from capsedge.runtime.files.json_documents import Malformed, parse
 from capsedge.runtime.files.pickles import BadPickle
-from capsedge.runtime.files.reading import FILE, file_size, open_regular_file, path_kind
+from capsedge.runtime.files.reading import file_size, open_regular_file, path_kind
 from capsedge.runtime.files.safetensors import read_header
 from capsedge.runtime.files.writing import WEIGHTS, as_path, write_bytes
 from capsedge.runtime.inspection import CONFIG_KEY
@@ -113,7 +113,7 @@ def _reader(path: Path) -> Reader:
     Raises:
         ArtefactError: it has another format.
     """
-    found = formats.identify_path(path) if path_kind(path) == FILE else None
+    found = formats.identify_path(path) if path_kind(path) is not None else None
     key = "" if found is None else found.key
     if key in ("pytorch", "torchscript", "zip"):
         return _read_torch

@@ -148,7 +148,7 @@ class RoutedLayer:
 
 
 @dataclass(frozen=True)
-class RecognizedRouting:
+class FusedRouting:
     """The routing that was recognized in a network that is not one of the package: its layers, in order."""
 
     routed_layers: tuple[RoutedLayer, ...]
@@ -177,7 +177,7 @@ class ModelMetadata:
         typical_input: what images as in training are like; None if the file does not state it.
         cascade: the two networks of a cascade; None for others. The rest describes the large one.
         trace: the outputs with the values of every routing iteration; None if the file has none.
-        recognized_routing: the routed layers of a network that is not one of the package; None for others.
+        fused_routing: the routed layers of a network that is not one of the package; None for others.
         chosen_scores: why this output was chosen as the scores; None if the file does not state it.
     """
 
@@ -197,7 +197,7 @@ class ModelMetadata:
     typical_input: TypicalInput | None = None
     cascade: Cascade | None = None
     trace: TraceOutputs | None = None
-    recognized_routing: RecognizedRouting | None = None
+    fused_routing: FusedRouting | None = None
     chosen_scores: ChosenScores | None = None
 
     def __post_init__(self) -> None:
@@ -219,7 +219,7 @@ class ModelMetadata:
     @property
     def routing_text(self) -> str:
         """The routing in words: ``dynamic, 3 iterations``; of layers that differ, each one's."""
-        layers = self.recognized_routing.routed_layers if self.recognized_routing else ()
+        layers = self.fused_routing.routed_layers if self.fused_routing else ()
         if len({(each.routing, each.iterations) for each in layers}) > 1:
             return "; ".join(
                 f"{each.name}: {each.routing}, {_iterations(each.iterations)}" for each in layers

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from capsedge.errors import ArtefactError, CapsedgeError, UsageError
 from capsedge.runtime.load import load_bytes
 from capsedge.runtime.metadata import (
+    FusedRouting,
     ModelMetadata,
     Outputs,
     Preprocessing,
-    RecognizedRouting,
     RoutedLayer,
 )
 from capsedge.runtime.onnx_file import summary
@@ -165,7 +165,7 @@ def _with_routing(base: ModelMetadata, data: bytes) -> ModelMetadata:
         base,
         routing=", ".join(dict.fromkeys(layer.routing for layer in layers)),
         iterations=counts.pop() if len(counts) == 1 else 0,
-        recognized_routing=RecognizedRouting(layers),
+        fused_routing=FusedRouting(layers),
     )
 
 

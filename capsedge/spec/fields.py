@@ -313,7 +313,7 @@ FIELDS = (
         limit="TRACE_BYTES",
     ),
     Field(
-        "recognized_routing",
+        "fused_routing",
         "object",
         "the routing that was recognized in a network that is not one of the package",
         None,

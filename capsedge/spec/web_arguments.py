@@ -1,7 +1,7 @@
-"""Define the arguments of the two JavaScript interfaces: the npm package, and the module of a compiled network.
+"""Define the arguments of the JavaScript interfaces: the npm package, and the module of a compiled network.
 
-``python -m tools.spec`` writes the table for both, and the tables of docs/how-to/browser.md and small-page.md.
-Both check a call against it before anything runs.
+``python -m tools.spec`` writes the table for both, and that of docs/how-to/browser.md. Both check a call
+against it before anything runs.
 """
 
 from __future__ import annotations

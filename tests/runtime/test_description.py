@@ -17,10 +17,10 @@ from capsedge.errors import ArtefactError, UsageError  # noqa: E402
 from capsedge.runtime.images.preprocessing import prepare  # noqa: E402
 from capsedge.runtime.load import load_bytes  # noqa: E402
 from capsedge.runtime.metadata import (  # noqa: E402
+    FusedRouting,
     ModelMetadata,
     Outputs,
     Preprocessing,
-    RecognizedRouting,
     RoutedLayer,
 )
 from capsedge.runtime.onnx_file.wire import with_properties  # noqa: E402
@@ -337,27 +337,27 @@ def test_each_image_by_itself(per_image: str):
 
 
 @pytest.mark.parametrize("routing", ["dynamic", "em"])
-def test_recognized_routing_is_in_the_metadata(routing: str):
+def test_fused_routing_is_in_the_metadata(routing: str):
     """Of a file that states nothing, as of one's own network."""
     file = zoo_model(f"digits-{routing}")
     assert file is not None
     data = with_properties(file.read_bytes(), {}, "capsedge.")
     digits = Description([str(k) for k in range(10)], Preprocessing(28, 28, 1))
     found = describe_model(data, digits).metadata
-    assert found.recognized_routing is not None
-    (layer,) = found.recognized_routing.routed_layers
+    assert found.fused_routing is not None
+    (layer,) = found.fused_routing.routed_layers
     assert layer.name
     assert (layer.routing, layer.iterations) == (found.routing, found.iterations) == (routing, 3)
     assert found.routing_text == f"{routing}, 3 iterations"
 
 
 def test_a_model_of_the_package_keeps_its_own_routing():
-    assert describe(capsule_model(), task="multi-label").recognized_routing is None
+    assert describe(capsule_model(), task="multi-label").fused_routing is None
 
 
 def test_layers_that_differ_are_named_each():
     layers = RoutedLayer("first", "dynamic", 3), RoutedLayer("second", "dynamic", 1)
-    both = replace(metadata(), iterations=0, recognized_routing=RecognizedRouting(layers))
+    both = replace(metadata(), iterations=0, fused_routing=FusedRouting(layers))
     assert both.routing_text == "first: dynamic, 3 iterations; second: dynamic, 1 iteration"
     assert replace(metadata(), routing="").routing_text == "not stated"
     assert ModelMetadata.from_properties(both.to_properties()) == both

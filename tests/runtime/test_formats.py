@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import io
 import json
@@ -15,9 +16,13 @@ from click.testing import CliRunner
 from PIL import Image
 
 import capsedge
+from capsedge.calibration.ranges import CalibrationTable
 from capsedge.cli import app
+from capsedge.runtime.engine_metadata import EngineMetadata
 from capsedge.runtime.files.formats import identify_content, identify_path
 from capsedge.runtime.zoo import default_model, zoo_checkpoint
+from capsedge.serving.deploy import web
+from capsedge.verification.certificate import Certificate
 
 
 def _zip(*names: str) -> bytes:
@@ -57,6 +62,14 @@ FILES = {
     "tensorrt": b"ftrt" + bytes(40),
     "npz": _saved(lambda f: np.savez(f, images=np.zeros(2))),
     "npy": _saved(lambda f: np.save(f, np.zeros(2))),
+    "wasm": b"\0asm\1\0\0\0",
+    "predictions": b"PAR1" + bytes(40) + b"PAR1",
+    "c-folder": b'{\n  "schema": 1,\n  "kind": "capsedge-c"}',
+    "wasm-folder": b'{"schema": 1, "kind": "capsedge-wasm"}',
+    "engine-metadata": b'{"engine_bytes": 1, "engine_sha256": "0a"}',
+    "certificate": b'{"schema": 1, "verdict": "PASSED", "chain": []}',
+    "calibration": b'{"schema": 1, "model_sha256": "0a", "tensors": {}}',
+    "page": b'{"schema": 1, "models": [], "late": []}',
     "image": _png(),
     "idx": bytes((0, 0, 8, 1, 0, 0, 0, 0)),
     "compressed": gzip.compress(b"model"),
@@ -126,6 +139,41 @@ def test_files_of_pytorch(tmp_path: Path) -> None:
         assert found is not None
         assert found.key == path.stem
         assert identify_content(path.read_bytes()) == found
+
+
+@pytest.mark.parametrize(
+    ("names", "key"),
+    [
+        (("net.c", "net.h", "net.json", "main.c"), "c-folder"),
+        (("net.wasm", "net.mjs", "net.json"), "wasm-folder"),
+        (("index.html", "capsedge.json", "digits.onnx"), "page"),
+        (("last.pt", "history.jsonl", "model.safetensors"), "run"),
+        (("_plan.json", "part-0.parquet"), "predictions"),
+        (("0.png", "notes.json"), "folder"),
+    ],
+)
+def test_folders_of_our_own(names: tuple[str, ...], key: str, tmp_path: Path) -> None:
+    for name in names:
+        (tmp_path / name).touch()
+    found = identify_path(tmp_path)
+    assert found is not None
+    assert found.key == key
+    for words in (("infer", "--model", tmp_path, tmp_path), ("deploy", "web", tmp_path, "-o", "x")):
+        assert found.name in _message(*words), words
+
+
+def test_what_we_write_is_what_is_told(tmp_path: Path) -> None:
+    """The texts that tell documents apart are those that their writers write."""
+    CalibrationTable("0a", "0a", "entropy", 1, "data").save(tmp_path / "table")
+    found = identify_path(tmp_path / "table")
+    assert found is not None
+    assert found.key == "calibration"
+    assert json.loads(FILES["page"]).keys() <= json.loads(web._manifest([], [], [])).keys()
+    fields = {field.name for field in dataclasses.fields(EngineMetadata)}
+    assert json.loads(FILES["engine-metadata"]).keys() <= fields
+    assert json.loads(FILES["certificate"]).keys() <= {"schema", "verdict"} | {
+        field.name for field in dataclasses.fields(Certificate)
+    }
 
 
 def _message(*words: object) -> str:

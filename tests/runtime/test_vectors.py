@@ -104,7 +104,7 @@ def _values(session: Session) -> dict[str, Any] | None:
     if m is None:
         return None
     # What was recognized is for people; nothing is computed from it, and tests of user_metadata check it.
-    values = {k: v for k, v in asdict(m).items() if k != "recognized_routing"} | {
+    values = {k: v for k, v in asdict(m).items() if k != "fused_routing"} | {
         "scores": session.roles.scores or "",
         "poses": session.roles.poses or "",
         "score_kind": "probability" if session.roles.kind == "logits" else session.roles.kind,

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from capsedge.runtime.files.reading import FILE, FOLDER, list_folder, open_regular_file, path_kind
 from capsedge.spec import limits
+from capsedge.spec.fields import C_KIND, MANIFEST, WASM_KIND
 from capsedge.spec.onnx_wire import ORT_FORMAT
 
 HEAD_BYTES = 4096
@@ -67,6 +68,9 @@ _KERAS = (
     _PUBLIC_COMMAND + _TF2ONNX + "`capsedge optimize model.onnx`.",
 )
 _SOURCE = "Name the ONNX file that it was made from."
+_COMPILED = (
+    "It runs without capsedge (docs/how-to/{page}). Name the ONNX file that it was made from."
+)
 _DATA = (
     "It is data: pass it as `data=` or `calib_data=`.",
     "It is data: name it with --data or --calib-data.",
@@ -149,6 +153,49 @@ _FORMATS = {
             "`capsedge infer --model {path}` runs engines of `capsedge build`; elsewhere name the ONNX file "
             "that it was built from.",
         ),
+        Format(
+            "wasm",
+            "WebAssembly, such as a network of `capsedge build --target wasm`",
+            _COMPILED.format(page="small-page.md"),
+        ),
+        Format(
+            "wasm-folder",
+            "a network compiled to WebAssembly, or what describes it",
+            _COMPILED.format(page="small-page.md"),
+        ),
+        Format(
+            "c-folder",
+            "a network as C source, or what describes it",
+            "`capsedge.verify` takes the folder; elsewhere name the ONNX file that it was made from.",
+            "`capsedge verify FOLDER` takes it; elsewhere name the ONNX file that it was made from.",
+        ),
+        Format(
+            "page",
+            "a page of `capsedge deploy web`, or what describes it",
+            "Name one of the ONNX files in its folder.",
+        ),
+        Format("engine-metadata", "the metadata of an engine", "Name the engine beside it."),
+        Format(
+            "certificate",
+            "a certificate of `capsedge verify`",
+            "Name the file that it is about.",
+        ),
+        Format(
+            "calibration",
+            "a calibration table of `capsedge quantize`",
+            "`capsedge.quantize` takes it as `table`; elsewhere name a model.",
+            "`capsedge quantize --table {path}` takes it; elsewhere name a model.",
+        ),
+        Format(
+            "run",
+            "the folder of a training run",
+            "Name the checkpoint in it, model.safetensors.",
+        ),
+        Format(
+            "predictions",
+            "a table, such as `capsedge batch` writes (parquet)",
+            "Name the model that made it.",
+        ),
         Format("openvino", "an OpenVINO model (IR)", _SOURCE),
         Format("coreml", "a Core ML model", _SOURCE),
         Format("ncnn", "a model of ncnn", _SOURCE),
@@ -180,9 +227,18 @@ _STARTS: tuple[tuple[bytes, str], ...] = (
     (b"7767517", "ncnn"), (b"\xdd\x85\x76\0", "ncnn"),
     (b"\x1f\x8b", "compressed"), (b"BZh", "compressed"), (b"\xfd7zXZ\0", "compressed"),
     (b"\x28\xb5\x2f\xfd", "compressed"), (b"7z\xbc\xaf", "compressed"), (b"Rar!", "compressed"),
-    (b"version https://git-lfs", "lfs"),
+    (b"version https://git-lfs", "lfs"), (b"\0asm", "wasm"), (b"PAR1", "predictions"),
     (b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.", "pytorch-legacy"),
 )  # fmt: skip
+# What documents of our own begin with, without spaces; each has all of these texts.
+_DOCUMENTS: tuple[tuple[tuple[str, ...], str], ...] = (
+    ((f'"kind":"{C_KIND}"',), "c-folder"),
+    ((f'"kind":"{WASM_KIND}"',), "wasm-folder"),
+    (('"engine_sha256":',), "engine-metadata"),
+    (('"verdict":', '"chain":'), "certificate"),
+    (('"schema":', '"model_sha256":', '"tensors":'), "calibration"),
+    (('"schema":', '"models":', '"late":'), "page"),
+)
 # Flatbuffers have their signature after four bytes.
 _FLATBUFFERS = {b"TFL3": "tflite", ORT_FORMAT.encode(): "ort"}
 
@@ -283,7 +339,10 @@ def _text(head: bytes) -> str | None:
         return "html"
     if begin.startswith("<"):
         return "openvino" if "<net " in begin or "<net>" in begin else "xml"
-    return "json" if begin.startswith(("{", "[")) else "text"
+    if not begin.startswith(("{", "[")):
+        return "text"
+    dense = "".join(text.split())
+    return next((key for all_of, key in _DOCUMENTS if all(t in dense for t in all_of)), "json")
 
 
 def _archive(file: io.BufferedReader) -> str:
@@ -299,4 +358,13 @@ def _folder(path: Path | str) -> str:
         return "saved-model"
     if "Manifest.json" in names and os.path.isdir(os.path.join(path, "Data")):
         return "coreml"
-    return "folder"
+    if {"last.pt", "history.jsonl"} <= {*names}:
+        return "run"
+    if "_plan.json" in names or "_SUCCESS" in names:
+        return "predictions"
+    if MANIFEST in names and "index.html" in names:
+        return "page"
+    described = [name.removesuffix(".json") for name in names if name.endswith(".json")]
+    if any({f"{name}.c", f"{name}.h"} <= {*names} for name in described):
+        return "c-folder"
+    return "wasm-folder" if any(f"{name}.wasm" in names for name in described) else "folder"

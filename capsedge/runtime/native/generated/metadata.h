@@ -95,7 +95,7 @@ constexpr Property kProperties[] = {
     {"typical_input", Kind::kObject, false, true, limits::kTypicalInputBytes},
     {"cascade", Kind::kObject, false, true, limits::kCascadeBytes},
     {"trace", Kind::kObject, false, true, limits::kTraceBytes},
-    {"recognized_routing", Kind::kObject, false, true, limits::kMetadataBytes},
+    {"fused_routing", Kind::kObject, false, true, limits::kMetadataBytes},
     {"chosen_scores", Kind::kObject, false, true, limits::kMetadataBytes},
 };
 
@@ -124,7 +124,7 @@ constexpr std::string_view kCascadeMembers[] = {
     "data_sha256", "cost",
 };
 constexpr std::string_view kTraceMembers[] = {"layers"};
-constexpr std::string_view kRecognizedRoutingMembers[] = {"routed_layers"};
+constexpr std::string_view kFusedRoutingMembers[] = {"routed_layers"};
 constexpr std::string_view kChosenScoresMembers[] = {"reason", "made_of", "classes", "capsules"};
 constexpr std::string_view kEngineMembers[] = {
     "schema", "engine_sha256", "engine_bytes", "machine", "plugin", "plugin_library", "plugin_sha256", "precision",

@@ -152,7 +152,7 @@ export const routedLayersMemberFields = object({
   iterations: integer,
 });
 
-export const recognizedRoutingFields = object({
+export const fusedRoutingFields = object({
   routed_layers: list(routedLayersMemberFields),
 });
 
@@ -188,7 +188,7 @@ export const metadataFields = object(
     typical_input: nullable(typicalInputFields),
     cascade: nullable(cascadeFields),
     trace: nullable(traceFields),
-    recognized_routing: nullable(recognizedRoutingFields),
+    fused_routing: nullable(fusedRoutingFields),
     chosen_scores: nullable(chosenScoresFields),
   },
   {
@@ -202,7 +202,7 @@ export const metadataFields = object(
     typical_input: null,
     cascade: null,
     trace: null,
-    recognized_routing: null,
+    fused_routing: null,
     chosen_scores: null,
   },
 );
