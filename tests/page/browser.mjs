@@ -218,7 +218,19 @@ const cases = {
     const image = await reply(page, "predict", () => drop(page, options.image, "photo.png"));
     await drop(page, "capsedge.json", "text.png");
     await page.waitForSelector("#message:not([hidden])");
-    return { opened: opened.description, image, message: await text(page, "message") };
+    const message = await text(page, "message");
+    const hidden = () => page.$eval("#message", (element) => element.hidden);
+    const forgotten = [];
+    await reply(page, "predict", () => drop(page, options.light, "light.png"));
+    forgotten.push(await hidden());
+    const advice = [await text(page, "advice")];
+    await reply(page, "predict", () => page.click("#invert"));
+    advice.push(await text(page, "advice"));
+    await drop(page, "capsedge.json", "text.png");
+    await page.waitForSelector("#message:not([hidden])");
+    await reply(page, "predict", () => page.click("#clear"));
+    forgotten.push(await hidden());
+    return { opened: opened.description, image, message, forgotten, advice };
   },
 
   async small() {

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
 import capsedge
 from capsedge.runtime.onnx_file.wire import with_properties
@@ -129,15 +129,23 @@ def test_a_second_tab(server: FolderServer) -> None:
 
 
 def test_files_of_a_person(server: FolderServer, tmp_path: Path) -> None:
-    """A model that is chosen, an image that is dropped, and something that is neither."""
+    """A model that is chosen, an image that is dropped, and something that is neither: its error goes with the
+    next image. Advice on a light image names the box that inverts it.
+    """
     model = tmp_path / "my model.onnx"
     model.write_bytes((ZOO / "digits-em.onnx").read_bytes())
     server.files["/photo.png"] = SAMPLES[4]
-    seen = play("files", server.url, model=str(model), image="photo.png")
+    light = server.files["/light.png"] = tmp_path / "light.png"
+    ImageOps.invert(Image.open(SAMPLES[4]).convert("L")).save(light)
+    seen = play("files", server.url, model=str(model), image="photo.png", light="light.png")
     assert seen["opened"]["file"] == "my model.onnx"
     prediction = capsedge.load(model).predict(str(SAMPLES[4]))[0]
     np.testing.assert_allclose(seen["image"]["scores"], prediction.scores, atol=TOLERANCE)
     assert "neither a model (.onnx) nor an image" in seen["message"]
+    assert seen["forgotten"] == [True, True]
+    assert "tick Invert" in seen["advice"][0]
+    assert "invert:" not in seen["advice"][0]
+    assert "Invert" not in seen["advice"][1]
 
 
 def test_a_compiled_page_loads_the_runtime_for_files_of_a_person(
