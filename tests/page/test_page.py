@@ -129,8 +129,9 @@ def test_a_second_tab(server: FolderServer) -> None:
 
 
 def test_files_of_a_person(server: FolderServer, tmp_path: Path) -> None:
-    """A model that is chosen, an image that is dropped, and something that is neither: its error goes with the
-    next image. Advice on a light image names the box that inverts it.
+    """A model that is chosen, an image that is dropped, and something that is neither.
+
+    Its error goes with the next image. Advice on a light image names the box that inverts it.
     """
     model = tmp_path / "my model.onnx"
     model.write_bytes((ZOO / "digits-em.onnx").read_bytes())
