@@ -14,11 +14,14 @@ INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 # Nothing but torch itself is taken from there.
 TORCH = $(if $(TORCH_INDEX),$(1)/bin/python $(INSTALL) --no-deps --index-url $(TORCH_INDEX) torch)
 
+# What `make web` builds for the wheels. Only `wheels` and `web` build it again if it is there.
+PAGE := capsedge/serving/deploy/site/index.html
+
 # Containers often set it; then every process of the tests compiles the package and rewrites all asserts again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-slow test-nvidia test-ray test-gpu-code bench-serve runtimes web test-web wheels docs conformance fuzz mutants native-builds cuda lint format clean
+.PHONY: help demo test test-all test-slow test-nvidia test-ray test-gpu-code bench-serve runtimes web test-web wheels test-wheel test-release test-arm docs conformance fuzz mutants native-builds cuda lint format clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -71,15 +74,19 @@ bench-serve: $(READY) ## Measure `capsedge serve` against its peers and write do
 runtimes: $(READY) ## Install other versions of ONNX Runtime in build/runtimes, for the tests
 	$(BIN)/python -m tools.runtimes
 
-web: ## Build the npm package and the page of `capsedge deploy web` (needs Node.js 20.19 or later)
-	npm ci --prefix capsedge/runtime/web --ignore-scripts
-	npm run lint --prefix capsedge/runtime/web
-	npm run build --prefix capsedge/runtime/web
-	npm ci --prefix capsedge/runtime/web/page --ignore-scripts
+web: ## Build the npm package and the page of `capsedge deploy web`; installs Node.js in build/node if it is missing or old
+	node=$$(PYTHON=$(PYTHON) tools/node.sh) && export PATH="$$node:$$PATH" && \
+	npm ci --prefix capsedge/runtime/web --ignore-scripts && \
+	npm run lint --prefix capsedge/runtime/web && \
+	npm run build --prefix capsedge/runtime/web && \
+	npm ci --prefix capsedge/runtime/web/page --ignore-scripts && \
 	npm run build --prefix capsedge/runtime/web/page
 
+$(PAGE):
+	$(MAKE) web
+
 test-web: $(READY) web ## Test the npm package and the page in Node.js and Chromium
-	$(BIN)/python -m pytest -n 0 tests/web tests/page tests/serving/deploy -m "slow or not slow"
+	PATH="$$(tools/node.sh):$$PATH" $(BIN)/python -m pytest -n 0 tests/web tests/page tests/serving/deploy -m "slow or not slow"
 
 conformance: $(READY) ## Check an operator, OP=Squash: its tables, then every case on every backend; without OP all of them
 	$(BIN)/python -m pytest -n 0 tests/spec tests/models/ops tests/native/test_operators.py
@@ -100,9 +107,23 @@ test-gpu-code: $(READY) ## Execute nvcc's code for the CUDA kernels on the CPU, 
 native-builds: $(READY) ## Test sanitizer, old x86 and ARM builds of the kernels (needs g++-aarch64-linux-gnu, qemu-user)
 	$(BIN)/python -m pytest tests/native -m slow
 
-wheels: $(READY) web ## Build the page, the source archive and all wheels in dist/
-	$(BIN)/python $(INSTALL) -e '.[release]'
+wheels: $(DEMO) web ## Build the page, the source archive and all wheels in dist/
+	$(BIN)/python $(INSTALL) 'capsedge[release]'
 	$(BIN)/python -m tools.wheels
+
+test-wheel: $(READY) $(PAGE) ## Build the wheel for this processor, install it in an environment of its own, compare it with the local build
+	$(BIN)/python $(INSTALL) 'capsedge[release]'
+	CAPSEDGE_REQUIRE_RELEASE=1 $(BIN)/python -m pytest -n 0 -m slow tests/release/test_native_wheel.py
+
+test-release: $(READY) $(PAGE) ## Build a release and test what is in it, on every Python of this machine; asks the package index
+	$(BIN)/python $(INSTALL) 'capsedge[release]'
+	CAPSEDGE_REQUIRE_RELEASE=1 $(BIN)/python -m pytest -n 0 -m slow tests/release --ignore=tests/release/test_arm_wheel.py
+
+test-arm: $(READY) $(PAGE) ## Test the kernels, libcapsedge and the wheel for 64-bit ARM in an emulator; installs QEMU and a compiler (Debian)
+	tools/arm64_root.sh
+	$(BIN)/python $(INSTALL) 'capsedge[release]'
+	CAPSEDGE_REQUIRE_RELEASE=1 $(BIN)/python -m pytest -n 0 -m slow -k arm \
+		tests/release/test_arm_wheel.py tests/native/test_vectors_on_arm.py tests/native/test_builds.py
 
 docs: $(DEMO) ## Build the documentation site in build/site
 	$(BIN)/python $(INSTALL) 'capsedge[docs]'

@@ -15,6 +15,8 @@ _CUDA = "the public headers of TensorRT or CUDA's are missing; set CAPSEDGE_TENS
 _PACKAGES = "Python packages are missing; `make test` installs them"
 # What a reason says, and the line that it becomes: the first that is found counts.
 TOOLS = (
+    (r"make test-release", "the tools of releases or the page are missing; run `make test-release`"),
+    (r"make test-arm", "the emulator of ARM or the tools of releases are missing; run `make test-arm`"),
     (r"Node\.js", _NODE),
     (r"make web", _WEB),
     (r"[Cc]hromium|no browser", "Chromium is missing; apt-get install chromium"),
@@ -28,7 +30,7 @@ TOOLS = (
     (r"gcc-arm-none-eabi|qemu-system|gcc-riscv64",
      "tools for microcontrollers are missing; apt-get install gcc-arm-none-eabi libnewlib-arm-none-eabi "
      "qemu-system-arm gcc-riscv64-unknown-elf qemu-system-misc"),
-    (r"qemu|aarch64|emulates ARM|arm64_root|onnxruntime for ARM",
+    (r"qemu|aarch64|onnxruntime for ARM",
      "QEMU or the compiler for ARM is missing; apt-get install g++-aarch64-linux-gnu qemu-user"),
     (r"nvcc(?! does)", "nvcc is missing; install CUDA 12.8 or later"),
     (r"needs a C compiler", _COMPILER),
@@ -39,7 +41,6 @@ TOOLS = (
     (r"MNIST|CAPSEDGE_DATA|name a folder that holds it",
      "a data set is missing; put it where docs/reference/data.md says"),
     (r"CustomResourceDefinition", "KServe's schema is missing; set CAPSEDGE_KSERVE_CRD to its file"),
-    (r"\.\[release\]", "the tools of releases are missing; pip install -e '.[release]'"),
     (r"librar(y|ies)( is)? not (built|installed)|libcapsedge is not built|not built here|operator library",
      "the compiled libraries are missing; apt-get install g++, and `make test`"),
     (r"C\+\+ compiler|needs g\+\+|those of g\+\+|pip install cmake|binutils", _COMPILER),

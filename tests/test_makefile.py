@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -39,10 +40,41 @@ def test_torch_comes_from_another_index_on_request_and_nothing_else_does() -> No
 
 def test_ci_runs_the_commands_of_the_readme_and_each_test_once() -> None:
     lines = (ROOT / ".ci/run").read_text().splitlines()
-    targets = [
-        found[1] for line in lines if (found := re.match(r"(?:if .*; then )?make ([\w-]+)", line))
-    ]
-    assert targets == ["demo", "runtimes", "web", "test", "docs", "test-nvidia"]
+    targets = [found[1] for line in lines if (found := re.match(r"make ([\w-]+)", line))]
+    assert targets == ["demo", "runtimes", "web", "test", "docs", "test-wheel", "test-nvidia"]
     after = lines[lines.index("make test") :]
     assert '.venv/bin/python -m pytest -n auto --dist worksteal -m "thorough and not slow"' in after
     assert not [line for line in lines[: lines.index("make demo")] if "tools/" in line]
+
+
+def node(folder: Path, *, new: bool) -> subprocess.CompletedProcess[str]:
+    """Run tools/node.sh in a checkout of its own, on a machine whose Node.js is new enough or not."""
+    programs = folder / "bin"
+    for name in ("tools", "bin"):
+        (folder / name).mkdir()
+    for name in ("bash", "dirname"):
+        (programs / name).symlink_to(shutil.which(name) or pytest.skip("needs bash"))
+    for name in ("node", "npm"):
+        (programs / name).write_text(f"#!/bin/sh\nexit {0 if new else 1}\n")
+        (programs / name).chmod(0o755)
+    script = shutil.copy(ROOT / "tools" / "node.sh", folder / "tools")
+    variables = {"PATH": str(programs), "PYTHON": "no-such-python"}
+    return subprocess.run([script], env=variables, capture_output=True, text=True, check=False)
+
+
+def test_a_node_that_is_new_enough_is_used(tmp_path: Path) -> None:
+    done = node(tmp_path, new=True)
+    assert (done.returncode, done.stdout.strip()) == (0, str(tmp_path / "bin"))
+
+
+def test_without_node_and_without_pip_the_page_says_what_is_missing(tmp_path: Path) -> None:
+    done = node(tmp_path, new=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "Install it with npm (https://nodejs.org), and run the command again." in done.stderr
+
+
+def test_every_target_is_listed_once_as_phony_and_explained() -> None:
+    text = (ROOT / "Makefile").read_text(encoding="utf-8")
+    (phony,) = re.findall(r"^\.PHONY: (.*)$", text, re.MULTILINE)
+    targets = re.findall(r"^([a-z-]+):.*## ", text, re.MULTILINE)
+    assert sorted(phony.split()) == sorted(targets)

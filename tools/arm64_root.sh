@@ -1,14 +1,20 @@
 #!/usr/bin/env bash
-# Unpack Debian's Python for 64-bit ARM in build/arm64-root, for qemu-aarch64: the test of the ARM wheel runs in it.
-# Nothing is installed. Needs Debian (apt-get, dpkg-deb); if this fails, the script prints the reason.
+# What `make test-arm` needs of Debian: the emulator and the compiler for 64-bit ARM, installed as root or by sudo, and
+# Debian's Python for ARM, unpacked in build/arm64-root, in which the test of the ARM wheel runs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=build/arm64-root
-if [ -x "$target/usr/bin/python3" ]; then exit 0; fi
 if ! command -v apt-get >/dev/null; then
-  echo "no Python for ARM: this is not Debian" >&2
+  echo "error: emulated ARM is tested on Debian and Ubuntu only: this system has no apt-get" >&2
   exit 1
 fi
+if ! command -v qemu-aarch64 >/dev/null || ! command -v aarch64-linux-gnu-g++ >/dev/null; then
+  as_root=()
+  if [ "$(id -u)" != 0 ]; then as_root=(sudo); fi
+  install=("${as_root[@]}" apt-get -qq install --yes --no-install-recommends qemu-user g++-aarch64-linux-gnu)
+  "${install[@]}" >/dev/null || { "${as_root[@]}" apt-get -qq update && "${install[@]}" >/dev/null; }
+fi
+if [ -x "$target/usr/bin/python3" ]; then exit 0; fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir -p "$work/lists/partial" "$work/archives/partial" "$work/root"

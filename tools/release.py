@@ -1,8 +1,9 @@
-"""Prepare a release in dist/: distributions, checksums, bill of materials.
+"""Prepare a release in dist/: distributions, checksums, bill of materials; and measure the wheel's speed.
 
     python -m tools.release --dry-run      # builds and checks; shows what an upload would do
     python -m tools.release --upload       # and hands the files to twine
 
+The wheel for this machine's processor must reach 0.9 of the speed of a local build (`benchmarks/wheel.py`).
 The bill of materials (SBOM, CycloneDX) lists what ``pip install 'capsedge[cpu]'`` installs, as resolved here.
 The exit code is 1 if something is missing or wrong; the last lines say what.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import platform
 import shutil
 import subprocess
 import sys
@@ -65,6 +67,17 @@ def check_distributions(found: list[Path], version: str) -> None:
         print(f"{wheel.name}: auditwheel agrees")
 
 
+def check_speed(found: list[Path]) -> None:
+    """Compare the wheel for this machine's processor with a local build.
+
+    Raises:
+        SystemExit: a bundled model is slower than `benchmarks.wheel` allows.
+    """
+    tag = wheels.platform_tag(platform.machine())
+    for wheel in (file for file in found if file.name.endswith(f"{tag}.whl")):
+        print(_python("benchmarks.wheel", wheel), end="")
+
+
 def write_checksums(folder: Path) -> Path:
     """``SHA256SUMS`` of everything in the folder, as ``sha256sum --check`` reads it."""
     lines = [
@@ -115,6 +128,7 @@ def main() -> None:
         raise SystemExit("\n".join([f"error: {version} cannot be released:", *problems]))
     make(folder, version)
     found = distributions(folder)
+    check_speed(found)
     if options.upload:
         _python("twine", "upload", *found)
         print(f"Uploaded: {len(found)} files of {version}.")

@@ -96,8 +96,8 @@ def check_levels(wheel: Path) -> None:
     if found != wanted:
         raise SystemExit(
             f"error: {wheel.name} is not made: on this machine its kernels run the levels {found}, those of "
-            f"{local} {wanted}.\nIf the local build is older than the sources, renew it: pip install -e . "
-            "Otherwise see capsedge/runtime/native/kernels/cpu/simd/features.h."
+            f"{local} {wanted}.\nIf the local build is older than the sources, renew it: pip install -e .\n"
+            "If not, what kernels/cpu/simd/features.h finds depends on the compiler, which is a bug."
         )
 
 

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 from tests.conftest import ROOT
@@ -18,6 +19,13 @@ def supported() -> list[str]:
     oldest = re.search(r'requires-python = ">=3\.(\d+)"', (ROOT / "pyproject.toml").read_text())
     assert oldest is not None
     return [f"3.{minor}" for minor in range(int(oldest[1]), NEWEST[1] + 1)]
+
+
+def here() -> dict[str, Path]:
+    """The supported versions that this machine has, with that which runs the tests."""
+    own = f"{sys.version_info.major}.{sys.version_info.minor}"
+    others = {v: find(v) for v in supported() if v != own}
+    return {own: Path(sys.executable)} | {v: p for v, p in others.items() if p is not None}
 
 
 def find(version: str) -> Path | None:

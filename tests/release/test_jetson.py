@@ -12,16 +12,14 @@ import pytest
 from tests.conftest import ROOT
 from tests.release import interpreters
 from tests.release.test_versions import pins
-from tests.release.test_wheels import made
 
-__all__ = ["made"]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
-# Python and C library of each JetPack: Ubuntu 22.04 and 24.04.
-JETPACKS = {"6": ("3.10", 35), "7": ("3.12", 39)}
+# Python and C library of each JetPack: Ubuntu 22.04 and 24.04; and the Python that the page puts on Ubuntu 20.04.
+JETPACKS = {"6": ("3.10", 35), "7": ("3.12", 39), "5": ("3.12", 31)}
+INSTALLED = [(jetpack, extras) for jetpack in "67" for extras in ("cpu", "build", "cpu,build")]
 
 
-@pytest.mark.parametrize("extras", ["cpu", "build", "cpu,build"])
-@pytest.mark.parametrize("jetpack", JETPACKS)
+@pytest.mark.parametrize(("jetpack", "extras"), [*INSTALLED, ("5", "cpu")])
 def test_everything_has_a_wheel(
     made: dict[str, Path], jetpack: str, extras: str, tmp_path: Path
 ) -> None:
@@ -49,7 +47,9 @@ def test_everything_has_a_wheel(
     assert "tensorrt" not in files  # JetPack's own is used
 
 
-def test_the_page_names_the_oldest_python() -> None:
-    page = (ROOT / "docs" / "jetson.md").read_text(encoding="utf-8")
-    for jetpack, (version, _) in JETPACKS.items():
-        assert any(f"| {jetpack}." in line and version in line for line in page.splitlines())
+def test_the_page_names_these_pythons() -> None:
+    page = (ROOT / "docs" / "how-to" / "jetson.md").read_text(encoding="utf-8")
+    rows = [line for line in page.splitlines() if line.startswith("| ")]
+    for jetpack in "67":
+        assert any(f"| {jetpack}." in row and JETPACKS[jetpack][0] in row for row in rows)
+    assert f"uv venv --seed --python {JETPACKS['5'][0]} " in page

@@ -11,9 +11,8 @@ import pytest
 
 from tests.release import interpreters
 from tests.release.test_versions import pins
-from tests.release.test_wheels import LIBRARIES, made, names
+from tests.release.test_wheels import LIBRARIES, names
 
-__all__ = ["made"]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 # Tags of pip's --platform, newest first, and the distribution that pip must choose.
 SYSTEMS = {

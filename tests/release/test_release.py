@@ -143,6 +143,17 @@ def test_auditwheel_disagrees(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
         release.check_distributions(release.distributions(folder), VERSION)
 
 
+def test_the_speed_of_the_wheel_for_this_machine(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It alone can run here; what the benchmark refuses is not released."""
+    asked: list[object] = []
+    monkeypatch.setattr(release, "_python", lambda *words: asked.append(words) or "")
+    monkeypatch.setattr(release.platform, "machine", lambda: "aarch64")
+    release.check_speed(release.distributions(folder))
+    assert asked == [("benchmarks.wheel", folder / names()[3])]
+
+
 def test_checksums_are_what_sha256sum_reads(folder: Path) -> None:
     lines = release.write_checksums(folder).read_text().splitlines()
     assert [line.split("  ")[1] for line in lines] == sorted(names())
@@ -177,6 +188,7 @@ def called(
     monkeypatch.setattr(release_checks, "version", lambda _: VERSION)
     monkeypatch.setattr(release_checks, "problems", lambda *_: problems)
     monkeypatch.setattr(release, "make", lambda *_: did.append("make"))
+    monkeypatch.setattr(release, "check_speed", lambda _: did.append("speed"))
     monkeypatch.setattr(release, "_python", lambda *words, **_: did.append(str(words[1])))
     release.main()
     return did
@@ -185,8 +197,8 @@ def called(
 def test_the_script(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert called(monkeypatch, tmp_path / "a", [], "--upload") == ["make", "upload"]
-    assert called(monkeypatch, tmp_path / "a", [], "--dry-run") == ["make"]
+    assert called(monkeypatch, tmp_path / "a", [], "--upload") == ["make", "speed", "upload"]
+    assert called(monkeypatch, tmp_path / "a", [], "--dry-run") == ["make", "speed"]
     assert "`--upload` would upload" in capsys.readouterr().out
     with pytest.raises(SystemExit, match=r"would refuse 1\.2\.3:\nNo tag\."):
         called(monkeypatch, tmp_path / "a", ["No tag."], "--dry-run")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tarfile
@@ -14,33 +13,17 @@ from typing import Any
 
 import pytest
 
+from capsedge.serving.deploy.web import SITE, built_page
 from tests.conftest import ROOT
 from tests.release import interpreters
-from tools import release, release_checks, wheels
-
-for tool in ("ziglang", "auditwheel", "twine", "cyclonedx_py"):
-    pytest.importorskip(tool, reason="makes and judges the wheels: pip install -e '.[release]'")
+from tests.release.environments import answers, environment, label
+from tools import release, wheels
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
-SAMPLE = ROOT / "capsedge" / "zoo" / "samples" / "digit-7.png"
 LIBRARIES = {
     "capsedge/runtime/_native/libcapsedge_ort.so",
     "capsedge/runtime/_native/lib/libcapsedge.so",
 }
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """All distributions, or those in the folder that CAPSEDGE_WHEELS names."""
-    given = os.environ.get("CAPSEDGE_WHEELS")
-    folder = Path(given) if given else tmp_path_factory.mktemp("dist")
-    patterns = {"sdist": "*.tar.gz", "pure": "*-none-any.whl"}
-    patterns |= {p: f"*manylinux*_{p}.whl" for p in wheels.PROCESSORS}
-    if not given and not wheels.PAGE.is_file():
-        pytest.skip("wheels hold the built page: make web")
-    if not given:
-        release.make(folder, release_checks.version(ROOT))
-    return {kind: next(folder.glob(pattern)) for kind, pattern in patterns.items()}
 
 
 def names(wheel: Path) -> set[str]:
@@ -62,13 +45,23 @@ def test_the_source_archive_holds_what_a_build_needs(made: dict[str, Path]) -> N
     with tarfile.open(made["sdist"]) as archive:
         held = {n.split("/", 1)[1] for n in archive.getnames() if "/" in n}
     assert {"pyproject.toml", "LICENSE", "capsedge/runtime/native/CMakeLists.txt"} <= held
+    assert page() <= held
+
+
+def page() -> set[str]:
+    """The files of the page that `make web` builds, as distributions name them."""
+    folder = SITE.relative_to(ROOT).as_posix()
+    return {f"{folder}/{name}" for name in built_page()}
+
+
+@pytest.mark.parametrize("kind", ["pure", *wheels.PROCESSORS])
+def test_the_page_is_in_every_wheel(made: dict[str, Path], kind: str) -> None:
+    assert page() <= names(made[kind])
 
 
 def test_a_release_lists_what_is_installed_with_it(made: dict[str, Path]) -> None:
     """Checksums of every file, and the bill of materials of ``[cpu]``."""
     folder = made["pure"].parent
-    if not (folder / release.CHECKSUMS).exists():
-        pytest.skip("CAPSEDGE_WHEELS names wheels that are no release")
     subprocess.run(["sha256sum", "--check", "--strict", release.CHECKSUMS], cwd=folder, check=True)
     (bill,) = folder.glob("*.cdx.json")
     document = json.loads(bill.read_text(encoding="utf-8"))
@@ -83,32 +76,6 @@ def test_a_release_lists_what_is_installed_with_it(made: dict[str, Path]) -> Non
 @pytest.mark.parametrize("processor", wheels.PROCESSORS)
 def test_auditwheel_agrees_with_the_tag(made: dict[str, Path], processor: str) -> None:
     assert wheels.judged_tag(made[processor]) == wheels.platform_tag(processor)
-
-
-def environment(python: Path, wheel: Path, folder: Path) -> Path:
-    """A new environment of an interpreter with the wheel and what ``[cpu]`` adds; its programs."""
-    subprocess.run([python, "-m", "venv", folder], check=True)
-    pip = [folder / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "install"]
-    options = ["--quiet", "-c", ROOT / "constraints.txt"]
-    subprocess.run([*pip, *options, f"{wheel}[cpu]"], check=True)
-    return folder / "bin"
-
-
-def answers(command: list[str | Path], folder: Path) -> dict[str, Any]:
-    said = subprocess.run(
-        [*command, "infer", SAMPLE, "--json"],
-        cwd=folder,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    found: dict[str, Any] = json.loads(said.stdout)
-    return found
-
-
-def label(said: dict[str, Any]) -> str:
-    found: str = said["images"][0]["labels"][0]["label"]
-    return found
 
 
 # Options and judged paths of every verb: how annotations are read differs between versions of Python.
@@ -132,17 +99,16 @@ def options(python: str | Path, folder: Path) -> Any:
     return json.loads(said.stdout)
 
 
-@pytest.mark.parametrize("version", interpreters.supported())
-def test_every_python(made: dict[str, Path], version: str, tmp_path: Path) -> None:
-    python = interpreters.find(version)
-    if python is None:
-        pytest.skip(f"this machine has no Python {version}; test_versions.py resolves its packages")
-    started = time.perf_counter()
-    programs = environment(python, made["x86_64"], tmp_path / "env")
-    said = answers([programs / "capsedge"], tmp_path)
-    print(f"Python {version}: installed and inferred in {time.perf_counter() - started:.1f} s")
-    assert (label(said), said["ops"]) == ("7", "fused")
-    assert options(programs / "python", tmp_path) == options(sys.executable, tmp_path)
+def test_every_python_of_this_machine(made: dict[str, Path], tmp_path: Path) -> None:
+    """For the versions that it lacks, test_versions.py resolves the packages."""
+    wanted = options(sys.executable, tmp_path)
+    for version, python in interpreters.here().items():
+        started = time.perf_counter()
+        programs = environment(python, made["x86_64"], tmp_path / version)
+        said = answers([programs / "capsedge"], tmp_path)
+        print(f"Python {version}: installed and inferred in {time.perf_counter() - started:.1f} s")
+        assert (label(said), said["ops"]) == ("7", "fused"), version
+        assert options(programs / "python", tmp_path) == wanted, version
 
 
 def test_the_wheel_without_libraries_gives_the_same_label(
