@@ -14,7 +14,7 @@ from tests.release import interpreters
 from tests.release.test_versions import pins
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
-# Python and C library of each JetPack: Ubuntu 22.04 and 24.04; and the Python that the page puts on Ubuntu 20.04.
+# Python and C library of each JetPack: Ubuntu 22.04, 24.04, and 20.04 with the Python of the page.
 JETPACKS = {"6": ("3.10", 35), "7": ("3.12", 39), "5": ("3.12", 31)}
 INSTALLED = [(jetpack, extras) for jetpack in "67" for extras in ("cpu", "build", "cpu,build")]
 
