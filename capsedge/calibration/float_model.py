@@ -28,16 +28,16 @@ from capsedge.calibration.quantizable_layers import (
 from capsedge.calibration.ranges import CalibrationTable
 from capsedge.datasets import ImageSet
 from capsedge.errors import ArtefactError, UnsupportedModelError, UsageError
+from capsedge.graph.check import checked
 from capsedge.graph.cleanup import to_normal_form
 from capsedge.graph.functions import attach_short_functions
 from capsedge.graph.proto import Graph, opset_of
-from capsedge.graph.random_nodes import refuse_random
 from capsedge.graph.target_runtimes import fit_to_runtime
 from capsedge.metrics import check_above_chance
 from capsedge.runtime.files import reading
 from capsedge.runtime.load import load_bytes
 from capsedge.runtime.metadata import ModelMetadata, Preprocessing, how_to_export_again
-from capsedge.runtime.onnx_file.summary import read_bytes
+from capsedge.runtime.onnx_file.summary import read_harmless
 from capsedge.runtime.progress import Progress, silent
 from capsedge.runtime.score_checks import score_warnings
 from capsedge.runtime.scores import mask_of
@@ -64,8 +64,8 @@ class FloatModel:
         scores: the output that decides the class, if the user names it.
 
     Attributes:
-        content: the bytes of the file, which is read once.
-        sha256: SHA-256 of the content.
+        content: the bytes of the file, which is read once, with its nodes in order.
+        sha256: SHA-256 of the file.
         session: a session that runs it.
         metadata: metadata of the file; None for a file from another tool.
         model: the graph.
@@ -84,14 +84,14 @@ class FloatModel:
         scores: str | None = None,
     ) -> None:
         self.path = Path(path)
-        self.content = read_bytes(self.path)
-        self.sha256 = hashlib.sha256(self.content).hexdigest()
+        content, _ = read_harmless(self.path)
+        self.sha256 = hashlib.sha256(content).hexdigest()
+        self.content = checked(content, str(path))
         self.session = load_bytes(self.content, self.path)
         self.metadata: ModelMetadata | None = self.session.metadata
         self.model = onnx.load_model_from_string(self.content)
         self._check_single()
         self._check_not_quantized()
-        refuse_random(self.model, str(self.path))
         if self.metadata is None:
             self.model = to_normal_form(self.model)
         self.graph = Graph(self.model)

@@ -206,7 +206,7 @@ def _forecasts(file: Path, batches: list[int], device: str | None) -> list[Forec
                 f"{error.why} The package onnx could infer it, but is not installed.",
                 "pip install 'capsedge[build]'",
             ) from None
-        with as_file(with_shapes(read_harmless(file)[0])) as complete:
+        with as_file(with_shapes(read_harmless(file)[0], str(file))) as complete:
             try:
                 return [forecast(complete, n, device) for n in batches]
             except UnknownSizes as found:

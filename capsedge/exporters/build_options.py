@@ -11,6 +11,7 @@ from pathlib import Path
 from capsedge.errors import UsageError
 from capsedge.options import Options, declared, option
 from capsedge.runtime.files.text import printable
+from capsedge.spec import limits
 from capsedge.spec.vocabularies import PLUGIN_CHOICES, PRECISIONS, TARGETS, TENSORRT, TENSORRT_RTX
 
 C, WASM = "c", "wasm"
@@ -154,18 +155,14 @@ class BuildOptions(Options):
                 )
         for name, sizes in (("length", self.lengths), ("batch", self.batches)):
             low, best, high = sizes or (1, 1, 1)
-            if not 1 <= low <= best <= high <= _MOST:
+            if self.target in (C, WASM):
+                self._check_one_batch(low, best, high)
+            elif not 1 <= low <= best <= high <= _MOST:
                 raise UsageError(
                     f"Invalid {name} {low}:{best}:{high}.",
                     f"It takes the smallest, the best and the largest {name}, in ascending order from 1.",
                     f"For example: `--{name} 1:8:32`.",
                 )
-        if self.target in (C, WASM) and low != high:
-            raise UsageError(
-                f"A range of batch sizes does not apply to --target {self.target}.",
-                "The network is written for one batch size.",
-                f"For example: `--batch {best}`.",
-            )
         for capability in self.compute_capabilities:
             if not re.fullmatch(r"\d{1,2}\.\d", capability):
                 raise UsageError(
@@ -178,6 +175,22 @@ class BuildOptions(Options):
                 f"A workspace of {self.workspace} bytes is too small.",
                 "TensorRT needs at least 1 MiB.",
                 "For example: `--workspace 1G`, or leave it out.",
+            )
+
+    def _check_one_batch(self, low: int, best: int, high: int) -> None:
+        """Refuse a batch that cannot be written as C."""
+        most = limits.C_BATCH
+        if low != high:
+            raise UsageError(
+                f"A range of batch sizes does not apply to --target {self.target}.",
+                "The network is written for one batch size.",
+                f"For example: `--batch {min(max(best, 1), most)}`.",
+            )
+        if not 1 <= best <= most:
+            raise UsageError(
+                f"Invalid batch {best:,}.",
+                f"With --target {self.target} it is 1 to {most:,}: the source grows with every image.",
+                f"For example: `--batch {min(max(best, 1), most)}`.",
             )
 
     @property

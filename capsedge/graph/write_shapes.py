@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import tempfile
+from io import FileIO
+
 import onnx
 
+from capsedge.errors import UnsupportedModelError
 from capsedge.graph.cleanup import fold
 from capsedge.graph.proto import copy_of, replace
+from capsedge.runtime.files.sandbox import (
+    SandboxLimits,
+    enter_sandbox,
+    forbid_new_files,
+    run_in_sandbox,
+)
+from capsedge.spec import limits
 
 _BATCHES = (5, 7)  # a size that is the same at both does not depend on the batch
 _FOLDED_BYTES = 1 << 20  # maximum size of a constant: shapes and indices, not weights
@@ -38,14 +51,51 @@ def write_shapes(model: onnx.ModelProto, complete: onnx.ModelProto | None = None
     replace(model.graph.value_info, declared.values())
 
 
-def with_shapes(data: bytes) -> bytes:
-    """A file with its shapes stated; unchanged if onnx cannot infer them."""
+def with_shapes(data: bytes, name: str) -> bytes:
+    """A file with its shapes stated; unchanged if onnx cannot infer them. A process of its own infers them.
+
+    Args:
+        data: bytes of a file that ``read_harmless`` accepted.
+        name: its name in errors.
+
+    Raises:
+        UnsupportedModelError: that takes too much time or memory.
+    """
+    most = SandboxLimits(
+        limits.CHECK_SECONDS, limits.CHECK_MEMORY + 8 * len(data), limits.FILE_BYTES
+    )
+    with tempfile.TemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        with run_in_sandbox(__name__, file, most, fork=True) as ended:
+            code, better = ended.exit_code, ended.output.read()
+    if code:
+        why = f"onnx needs more than {limits.CHECK_MEMORY >> 20} MiB for that, or fails ({code})."
+    elif code is None:
+        why = f"onnx needs more than {limits.CHECK_SECONDS} s for that."
+    else:
+        return better or data
+    raise UnsupportedModelError(
+        f"The sizes of {name} cannot be inferred.", why, "Export it again with its shapes stated."
+    )
+
+
+def main() -> None:
+    """State the shapes of the file on standard input; answer with the new file, or nothing if onnx cannot."""
+    enter_sandbox()
+    answer = os.dup(1)
+    os.dup2(2, 1)  # libraries print
+    data = FileIO(0, closefd=False).readall()
+    forbid_new_files()
     try:
         model = onnx.load_model_from_string(data)
         write_shapes(model)
-        return bytes(model.SerializeToString())
+    except MemoryError:
+        sys.exit(1)
     except Exception:  # onnx raises many kinds for other tools' files, none of them ours
-        return data
+        return
+    with os.fdopen(answer, "wb") as file:
+        file.write(model.SerializeToString())
 
 
 def _without_shape(model: onnx.ModelProto) -> list[str]:
@@ -128,3 +178,7 @@ def _known(model: onnx.ModelProto) -> _Shapes:
         if kind.HasField("shape") and all(d.HasField("dim_value") for d in kind.shape.dim):
             found[value.name] = (kind.elem_type, tuple(d.dim_value for d in kind.shape.dim))
     return found
+
+
+if __name__ == "__main__":
+    main()

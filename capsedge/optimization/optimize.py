@@ -14,6 +14,7 @@ import numpy as np
 from capsedge import errors
 from capsedge.datasets.regression_targets import with_typical_images
 from capsedge.errors import EnvironmentProblem, UnsupportedModelError
+from capsedge.graph.check import checked
 from capsedge.graph.fusion import by_reason
 from capsedge.optimization.optimize_options import Batch, OptimizeOptions
 from capsedge.options import takes
@@ -158,6 +159,7 @@ def optimize(
     description = with_typical_images(description)
     with as_file(model) as source:
         data, summary = read_harmless(source)
+        size, data = len(data), checked(data, str(source))
         if description:
             describe_model(data, description, name=source)  # report errors before the work starts
         if summary.capsedge_nodes:
@@ -177,7 +179,7 @@ def optimize(
                 before, after = _times(source, fresh, document, measure, progress)
     if path is not None:
         write_bytes(path, better)
-    return _report(path, better, len(data), document, (before, after))
+    return _report(path, better, size, document, (before, after))
 
 
 def _report(

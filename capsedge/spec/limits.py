@@ -168,6 +168,30 @@ LIVE_VALUES = _limit("LIVE_VALUES", 1024, "values live at once in a forecast")
 VALUE_ELEMENTS = _limit("VALUE_ELEMENTS", 2**63 - 1, "elements of one value of a graph")
 DIMENSIONS = _limit("DIMENSIONS", 64, "dimensions of one value of a graph")
 
+# What `optimize`, `quantize` and `build` check before they start, in a process of its own.
+COMPUTED_VALUES = _limit(
+    "COMPUTED_VALUES",
+    2**28,
+    "numbers that one node of an ONNX file computes for one image, and that all nodes which depend on no "
+    "input compute, where the file is optimized, quantized or built",
+)
+COMPUTED_SUM = _limit("COMPUTED_SUM", 2**31, "numbers that all its nodes compute for one image")
+C_VALUES = _limit(
+    "C_VALUES", 2**26, "`COMPUTED_VALUES` for a whole batch, with `build --target c` or `wasm`"
+)
+C_SUM = _limit(
+    "C_SUM", 2**28, "`COMPUTED_SUM` for a whole batch, with `build --target c` or `wasm`"
+)
+C_BATCH = _limit(
+    "C_BATCH",
+    1024,
+    "images of one call of a network in C or WebAssembly, whose source grows with each",
+)
+CHECK_SECONDS = _limit("CHECK_SECONDS", 60, "seconds of the process that checks an ONNX file")
+CHECK_MEMORY = _limit(
+    "CHECK_MEMORY", GIB, "the memory of that process, in addition to eight times the file"
+)
+
 # ONNX files: what protobuf reads, and what keeps a hostile file from taking minutes.
 FILE_BYTES = _limit(
     "FILE_BYTES", 2**31 - 1, "one ONNX file, since protobuf does not read larger messages"

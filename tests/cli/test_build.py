@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from capsedge.cli import app
 from capsedge.errors import CapsedgeError, UsageError
-from capsedge.exporters.build_options import BuildOptions
+from capsedge.exporters.build_options import BuildOptions, _size
 from capsedge.options import declared
 from tests.exporters.nets import network
 from tests.exports import Exports
@@ -132,6 +132,15 @@ def test_build_over_stand_ins(model: Path, tmp_path: Path, gpu: Any) -> None:  #
 def test_wrong_options(model: Path, options: list[str], gpu: Any) -> None:  # noqa: F811
     result = CliRunner().invoke(app, ["build", str(model), *options])
     assert isinstance(result.exception, UsageError)
+
+
+@pytest.mark.parametrize("batch", ["0", "65536", "0:0:1"])
+def test_a_batch_of_c_says_what_is_taken(batch: str) -> None:
+    """The suggestion is one that the target accepts."""
+    with pytest.raises(UsageError) as caught:
+        BuildOptions(target="c", batch=_size("batch", batch))
+    suggested = caught.value.fix.partition("--batch ")[2].rstrip("`.")
+    assert BuildOptions(target="c", batch=int(suggested)).batches == (int(suggested),) * 3
 
 
 def test_sizes() -> None:

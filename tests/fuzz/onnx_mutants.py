@@ -1,7 +1,8 @@
 """Mutants of valid ONNX files through the verbs: ``python -m tests.fuzz.onnx_mutants FOLDER``.
 
 A mutant is a protobuf that still parses, with other sizes, operators, attributes, weights, outputs or
-metadata. Each goes through ``inspect`` and ``infer``, and in turn through one of the verbs that take longer.
+metadata. Each goes through ``inspect`` and ``infer``, and in turn through one of the verbs that take longer;
+with ``--build``, through ``build --target c`` instead.
 A mutant fails if a verb ends with exit code 1 (a bug) or one that is not documented, or takes the process
 with it.
 """
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -257,8 +259,10 @@ def mutant(number: int, bases: Sequence[tuple[onnx.ModelProto, int]]) -> tuple[b
     return model.SerializeToString(), side
 
 
-def words_of(number: int, path: Path, side: int) -> list[list[str]]:
+def words_of(number: int, path: Path, side: int, build: bool = False) -> list[list[str]]:
     """The commands that a mutant goes through."""
+    if build:
+        return [["build", "--target", "c", str(path), "-o", str(path.parent / "net")]]
     image, data = str(path.parent / f"{side}.png"), str(path.parent / f"{side}.npz")
     model = str(path)
     commands = [["inspect", model, "--json"], ["infer", image, image, "--model", model]]
@@ -320,6 +324,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--inputs", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--build", action="store_true")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     prepare(options.folder)
@@ -331,19 +336,20 @@ def main() -> int:
         path = options.folder / "mutant.onnx"
         path.write_bytes(content)
         print(f"#{number}", flush=True)
-        for words in words_of(number, path, side):
+        for words in words_of(number, path, side, options.build):
             if why := judge(words):
                 print(f"FAILED {number}: {why}", flush=True)
         number += 1
     return 0
 
 
-def run(budget: Budget) -> Outcome:
+def run(budget: Budget, build: bool = False) -> Outcome:
     """The target: in a process of its own, which is started again where a mutant ends it."""
     outcome, begun, first = Outcome(), time.monotonic(), 0
     while (left := budget.seconds - (time.monotonic() - begun)) > 0:
         inputs = budget.inputs - first if budget.inputs else 0
         words = ["--first", str(first), "--inputs", str(inputs), "--seconds", str(left)]
+        words += ["--build"] if build else []
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.fuzz.onnx_mutants", str(budget.folder), *words],
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
@@ -365,7 +371,10 @@ def run(budget: Budget) -> Outcome:
     return outcome
 
 
-TARGETS = (Target("onnx mutants", run),)
+TARGETS = (
+    Target("onnx mutants", run),
+    Target("build --target c", partial(run, build=True)),
+)
 
 if __name__ == "__main__":
     raise SystemExit(main())

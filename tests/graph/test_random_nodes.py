@@ -12,7 +12,6 @@ from onnx import TensorProto, helper, numpy_helper
 
 import capsedge
 from capsedge.errors import UnsupportedModelError
-from capsedge.graph.fusion.optimize_graph import optimize_model
 from capsedge.graph.random_nodes import random_nodes
 from tests.runtime.models import SIDE, capsule_model
 
@@ -94,7 +93,7 @@ def test_optimize_refuses_and_names_the_node(kind: str) -> None:
     model = DRAWING[kind]()
     (found,) = random_nodes(model)
     with pytest.raises(UnsupportedModelError, match="draws random numbers") as caught:
-        optimize_model(model.SerializeToString())
+        capsedge.optimize(model.SerializeToString())
     assert f"'{found.name}' ({found.operator})" in caught.value.why
 
 

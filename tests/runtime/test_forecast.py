@@ -90,6 +90,19 @@ def test_by_hand(tmp_path: Path):
     assert not large.device.fits
 
 
+def test_nodes_out_of_order(tmp_path: Path):
+    """A converter's file, whose nodes are not sorted, needs what the sorted one needs."""
+    given, made = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, 8]) for n in "xy")
+    values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, 8]) for n in "ab"]
+    nodes = [helper.make_node("Exp", [a], [b]) for a, b in ("xa", "ab", "by")]
+    found = []
+    for order in (nodes, nodes[::-1]):
+        graph = helper.make_graph(order, "g", [given], [made], value_info=values)
+        onnx.save(helper.make_model(graph), tmp_path / "file.onnx")
+        found.append(forecast(tmp_path / "file.onnx"))
+    assert found[0] == found[1]
+
+
 def test_errors(tmp_path: Path):
     with pytest.raises(UsageError, match="Unknown device"):
         forecast(ZOO / "digits-dynamic.onnx", 1, "toaster")

@@ -24,8 +24,6 @@ from capsedge.runtime.metadata import ModelMetadata
 from capsedge.spec import limits
 from capsedge.spec.fields import C_KIND, COMPILED_SCHEMA, WASM_KIND
 
-MOST_BATCH = 1 << 16  # most images per call that a description may state
-
 
 def contents(
     lib: Library, metadata: ModelMetadata | None, file: Path, data: bytes
@@ -93,8 +91,8 @@ def origin_of(folder: Path) -> Origin:
         source = decode(dict[str, Any], found.get("source"), "source")
         size = decode(dict[str, Any], found.get("input"), "input")
         batch = decode(list[int], size.get("shape"), "shape")[0]
-        if not 0 < batch <= MOST_BATCH:
-            raise ValueError(f"the batch is {batch}")
+        if not 0 < batch <= limits.C_BATCH:
+            raise ValueError(f"the batch is {batch}, not 1 to {limits.C_BATCH:,}")
         return Origin(
             decode(str, found.get("name"), "name"),
             decode(str, source.get("file"), "file"),

@@ -12,11 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 from capsedge.exporters.c.program import Step
 
 ALIGNMENT = 16
 _ROUNDS = 300  # placement orders that are tried if the first ones miss the bound
+_WORK = (
+    3_000_000  # comparisons of buffers in all rounds; a program of a large batch has fewer rounds
+)
 
 
 @dataclass(frozen=True)
@@ -55,15 +59,27 @@ _Group = list[_Member]
 def plan(steps: Sequence[Step]) -> Plan:
     """Place buffers by first fit in several orders, and return the smallest arena found."""
     groups = _groups(steps)
-    live = [sum(_extent(group, t) for group in groups) for t in range(len(steps))]
+    live = _live(groups, len(steps))
     bound = max(live, default=0)
-    offsets, size = _best(groups, bound)
+    offsets, size = _best(groups, bound, len(steps))
     scratch = [offsets.pop(f"#{t}", 0) for t in range(len(steps))]
     return Plan(offsets, scratch, size, bound, live)
 
 
 def _aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _live(groups: Iterable[_Group], steps: int) -> list[int]:
+    """Bytes that the groups occupy at each step; a group's change only where a member begins or ends."""
+    changes = [0] * (steps + 1)
+    for group in groups:
+        times = sorted({t for m in group for t in (m.first, m.last + 1)})
+        for start, end in pairwise(times):
+            extent = _extent(group, start)
+            changes[start] += extent
+            changes[end] -= extent
+    return list(accumulate(changes[:-1]))
 
 
 def _extent(group: _Group, t: int) -> int:
@@ -120,7 +136,7 @@ def _shift(step: Step, size: int) -> int | None:
     return _aligned(step.slide)
 
 
-def _best(groups: list[_Group], bound: int) -> tuple[dict[str, int], int]:
+def _best(groups: list[_Group], bound: int, steps: int) -> tuple[dict[str, int], int]:
     """Offsets and size: large groups first, then long-lived ones, then variations of the best order."""
     size = [max(m.end for m in group) for group in groups]
     life = [max(m.last for m in group) - min(m.first for m in group) for group in groups]
@@ -133,12 +149,14 @@ def _best(groups: list[_Group], bound: int) -> tuple[dict[str, int], int]:
     ]
     best: dict[str, int] = {}
     used, order, seed = -1, orders[0], 1
-    for k in range(_ROUNDS):
+    at_once = _at_once(groups, steps)
+    work = sum(at_once[t] for group in groups for m in group for t in range(m.first, m.last + 1))
+    for k in range(min(_ROUNDS, max(len(orders), _WORK // max(work, 1)))):
         tried = orders[k] if k < len(orders) else list(order)
         if k >= len(orders):
             seed = (seed * 1103515245 + 12345) & 0x7FFFFFFF
             tried.insert(seed // 256 % len(tried), tried.pop(seed // 65536 % len(tried)))
-        found, needed = _first_fit([groups[n] for n in tried])
+        found, needed = _first_fit([groups[n] for n in tried], steps)
         if used < 0 or needed <= used:
             best, used, order = found, needed, tried
         if used == bound:
@@ -146,18 +164,32 @@ def _best(groups: list[_Group], bound: int) -> tuple[dict[str, int], int]:
     return best, max(used, 0)
 
 
-def _first_fit(groups: Iterable[_Group]) -> tuple[dict[str, int], int]:
-    placed: list[_Member] = []
+def _at_once(groups: Iterable[_Group], steps: int) -> list[int]:
+    """How many buffers are live at each step."""
+    changes = [0] * (steps + 1)
     for group in groups:
-        taken = sorted(  # origins that would let a member overlap what is placed
-            (p.start - m.end + 1, p.end - m.start)
+        for m in group:
+            changes[m.first] += 1
+            changes[m.last + 1] -= 1
+    return list(accumulate(changes[:-1]))
+
+
+def _first_fit(groups: Iterable[_Group], steps: int) -> tuple[dict[str, int], int]:
+    placed: list[_Member] = []
+    occupied: list[list[tuple[int, int]]] = [[] for _ in range(steps)]  # starts and ends, by step
+    for group in groups:
+        taken = {  # origins that would let a member overlap what is placed
+            (start - m.end + 1, end - m.start)
             for m in group
-            for p in placed
-            if m.first <= p.last and p.first <= m.last
-        )
+            for t in range(m.first, m.last + 1)
+            for start, end in occupied[t]
+        }
         at = 0
-        for low, high in taken:
+        for low, high in sorted(taken):
             if low <= at < high:
                 at = high
-        placed += [_Member(m.name, m.first, m.last, m.start + at, m.end + at) for m in group]
+        for m in group:
+            placed.append(_Member(m.name, m.first, m.last, m.start + at, m.end + at))
+            for t in range(m.first, m.last + 1):
+                occupied[t].append((m.start + at, m.end + at))
     return {m.name: m.start for m in placed}, max((m.end for m in placed), default=0)

@@ -32,6 +32,8 @@ def translate_decoder(
     except SubgraphError:
         return None
     for info in part.graph.input:
+        if not len(info.type.tensor_type.shape.dim):
+            return None
         info.type.tensor_type.shape.dim[0].dim_value = 1
     for info in part.graph.output:
         for size in info.type.tensor_type.shape.dim:

@@ -148,7 +148,7 @@ def compile_network(
     """Compile a network; nothing is written.
 
     Args:
-        data: an ONNX file that was checked.
+        data: an ONNX file that ``read_harmless`` accepted.
         file: its path, for errors and the description.
         prefix: prefix of its symbols, checked.
         batch: images of a call; the file's, or 1.

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 
 from capsedge import __version__
-from capsedge.errors import ArtefactError, UnsupportedModelError, UsageError
+from capsedge.errors import UnsupportedModelError, UsageError
 from capsedge.exporters.c import folder, measurement, naming
 from capsedge.exporters.c.fit import check_fit
 from capsedge.exporters.c.graph import Translation, prepare
@@ -20,12 +20,15 @@ from capsedge.exporters.c.program import Constants, Program, Value
 from capsedge.exporters.c.reconstruct import translate_decoder
 from capsedge.exporters.c.source import Function, Library, Output
 from capsedge.graph import proto
+from capsedge.graph.check import checked
+from capsedge.graph.check_steps import Bounds
 from capsedge.runtime.cascade_metadata import CASCADE_KEY
 from capsedge.runtime.files.text import format_bytes, printable
 from capsedge.runtime.files.writing import check_replaceable, write_folder
 from capsedge.runtime.metadata import ModelMetadata
 from capsedge.runtime.onnx_file import summary
 from capsedge.runtime.result_summary import Row, Summarized, Summary
+from capsedge.spec import limits
 from capsedge.spec.vocabularies import POSES, RECONSTRUCTION
 
 
@@ -115,7 +118,7 @@ def generate(
     """All files of the folder by their path, and the contents of ``NAME.json``; nothing is written.
 
     Args:
-        data: an ONNX file that was checked.
+        data: an ONNX file that ``read_harmless`` accepted.
         file: its path, for errors; its name is in comments.
         prefix, batch, fit: as for `write_c`, the prefix checked.
 
@@ -131,18 +134,14 @@ def generate(
 def read_library(
     data: bytes, file: Path, prefix: str, batch: int | None = None
 ) -> tuple[Library, ModelMetadata | None]:
-    """Read everything needed to write the source from an ONNX file that was checked.
+    """Read everything needed to write the source from an ONNX file that ``read_harmless`` accepted.
 
     Raises:
         UsageError, UnsupportedModelError, ArtefactError: as `write_c`.
     """
-    try:
-        model = onnx.load_model_from_string(data)
-    except Exception as error:  # protobuf's own error class differs between its versions
-        raise ArtefactError(
-            f"{file} cannot be read.", f"{error}.", "Export it again with `capsedge export`."
-        ) from error
-    return translate(data, model, prefix, batch, file.name)
+    bounds = Bounds(batch or 1, limits.C_VALUES, limits.C_SUM, bodies=False)
+    data = checked(data, str(file), bounds)
+    return translate(data, onnx.load_model_from_string(data), prefix, batch, file.name)
 
 
 def translate(
@@ -231,8 +230,14 @@ def _fixed(model: onnx.ModelProto, batch: int | None) -> onnx.ModelProto:
     stored = {t.name for t in copy.graph.initializer}
     for value in copy.graph.input:
         dims = value.type.tensor_type.shape.dim
-        if value.name in stored or not len(dims):
+        if value.name in stored:
             continue
+        if not len(dims):
+            raise UnsupportedModelError(
+                "The file cannot be written as C.",
+                f"Its input '{printable(value.name)}' is a single number, without a batch.",
+                "Export it with an input of at least one dimension, the batch.",
+            )
         if not dims[0].HasField("dim_value"):
             dims[0].dim_value = batch or 1
         elif batch is not None and dims[0].dim_value != batch:
@@ -240,6 +245,12 @@ def _fixed(model: onnx.ModelProto, batch: int | None) -> onnx.ModelProto:
                 f"The model is fixed at batch {dims[0].dim_value}, not {batch}.",
                 "It was exported with `--batch`.",
                 f"Build with `--batch {dims[0].dim_value}`, or export with a free batch.",
+            )
+        if dims[0].dim_value > limits.C_BATCH:
+            raise UnsupportedModelError(
+                f"The batch of {dims[0].dim_value:,} images is too large for C.",
+                f"The source grows with every image of a call; the limit is {limits.C_BATCH:,}.",
+                "Export it with a free batch, and call it for one image after the other.",
             )
         if not all(d.dim_value > 0 for d in dims):
             raise UnsupportedModelError(

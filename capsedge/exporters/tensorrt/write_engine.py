@@ -15,12 +15,13 @@ from typing import Any
 
 import onnx
 
-from capsedge.errors import ArtefactError, EnvironmentProblem, UsageError
+from capsedge.errors import EnvironmentProblem, UsageError
 from capsedge.exporters.build_options import BuildOptions
 from capsedge.exporters.tensorrt import lowering
 from capsedge.exporters.tensorrt import lowering as precision
 from capsedge.exporters.tensorrt.engine_builder import Limits, Listener, Progress, build_engine
 from capsedge.exporters.tensorrt.lowering import name_nodes
+from capsedge.graph.check import checked
 from capsedge.graph.fusion.free_length import at_length
 from capsedge.runtime import engine_metadata
 from capsedge.runtime.backends.cuda import load_cuda
@@ -221,12 +222,7 @@ def _build(
 
 def _read(source: Path) -> onnx.ModelProto:
     data, _ = summary.read_harmless(source)
-    try:
-        return onnx.load_model_from_string(data)
-    except Exception as error:  # protobuf's own error class differs between its versions
-        raise ArtefactError(
-            f"{source} cannot be read.", f"{error}.", "Export it again with `capsedge export`."
-        ) from error
+    return onnx.load_model_from_string(checked(data, str(source)))
 
 
 def _plugin(mode: str, model: onnx.ModelProto) -> Path | None:

@@ -57,7 +57,6 @@ from capsedge.graph.fusion.proof import (
 from capsedge.graph.fusion.unroll import unroll
 from capsedge.graph.fusion.values import Values
 from capsedge.graph.proto import copy_of, opset_of, replace
-from capsedge.graph.random_nodes import refuse_random
 from capsedge.graph.rewrites import write_exact_sigmoids
 from capsedge.graph.write_shapes import write_shapes
 from capsedge.runtime.files.sandbox import enter_sandbox
@@ -116,7 +115,7 @@ def optimize_model(
     """Convert, clean up, fuse and compare.
 
     Args:
-        data: bytes of a file that ``read_harmless`` accepted.
+        data: bytes of a file that ``graph.check`` accepted.
         stage: called with a description of each step.
         batch: ``free`` for a free batch if results stay the same, ``keep`` for the file's own, or a number.
 
@@ -127,7 +126,6 @@ def optimize_model(
     stage("loading")
     source = onnx.load_model_from_string(data)
     _check_opset(source)
-    refuse_random(source)
     if free_lengths(source):
         return _of_every_length(source, stage, batch)
     original, sigmoids = _original(data, source)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from capsedge.errors import ArtefactError
+from capsedge.runtime.onnx_file.order import Cyclic, sorted_nodes
 from capsedge.runtime.onnx_file.summary import read_bytes, summarize
 from capsedge.runtime.onnx_file.wire import BYTES, Malformed, Wire
 from capsedge.spec import limits, onnx_wire
@@ -310,6 +311,7 @@ class _Reader(Wire):
                 graph.outputs.append(self.read_value(a, b))
             elif number == onnx_wire.GRAPH_VALUE:
                 graph.values.append(self.read_value(a, b))
+        graph.nodes = _sorted(graph.nodes)
         return graph
 
     def read_function(self, start: int, end: int) -> Graph:
@@ -325,6 +327,30 @@ class _Reader(Wire):
             elif number == onnx_wire.FUNCTION_OVERLOAD:
                 graph.overload = self.text(a, b)
         return graph
+
+
+def _sorted(nodes: list[Node]) -> list[Node]:
+    """The nodes in order; as they are if there is none, which no runtime accepts."""
+    try:
+        order = sorted_nodes(
+            [
+                {*node.inputs, *(i for body in node.bodies for i in _read_in(body))}
+                for node in nodes
+            ],
+            [{name for name in node.outputs if name} for node in nodes],
+        )
+    except Cyclic:
+        return nodes
+    return [nodes[number] for number in order]
+
+
+def _read_in(graph: Graph) -> Iterator[str]:
+    """All names that a body reads or returns; its own among them are harmless."""
+    yield from (value.name for value in graph.outputs)
+    for node in graph.walk():
+        yield from node.inputs
+        for body in node.bodies:
+            yield from (value.name for value in body.outputs)
 
 
 def _countable(name: str, shape: Shape) -> Shape:

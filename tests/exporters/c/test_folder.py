@@ -158,8 +158,17 @@ def test_batch_of_the_file_or_as_asked(tmp_path: Path) -> None:
 def test_a_weight_of_four_bits_is_refused_by_the_name_of_its_node(tmp_path: Path) -> None:
     source = tiny(tmp_path, name="classes")
     model = onnx.load(source)
-    tensor = helper.make_tensor("w", TensorProto.INT4, [2, 2], np.zeros(4, np.int8))
+    tensor = helper.make_tensor("four", TensorProto.INT4, [2, 2], np.zeros(4, np.int8))
+    scale = numpy_helper.from_array(np.float32(1), "scale")
     model.graph.initializer[1].CopyFrom(tensor)
+    model.graph.initializer.append(scale)
+    model.graph.node.insert(
+        1, helper.make_node("DequantizeLinear", ["four", "scale"], ["w"], name="wide")
+    )
+    model.opset_import[0].version = 21
+    model.ir_version = 10
     onnx.save(model, source)
-    with pytest.raises(UnsupportedModelError, match=r"'classes' \(MatMul\) cannot be written as C"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"'wide' \(DequantizeLinear\) cannot be written as C"
+    ):
         write_c(source, tmp_path / "net")
