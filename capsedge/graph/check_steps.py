@@ -44,7 +44,8 @@ class Bounds:
 
 
 ONE_IMAGE = Bounds()
-_LIGHT = 1 << 16  # elements of a tensor whose values can matter to shapes
+_LARGE = 1 << 16  # elements of a tensor whose values do not matter to shapes
+_BITS = {number: bits for number, (_, bits) in onnx_wire.ELEMENT_TYPES.items()}
 _AGAIN = "Export it again; `capsedge inspect` shows what is in it."
 # ONNX Runtime's words for a file that is only too new for it.
 _TOO_NEW = ("Unsupported model IR version", "is under development", "NOT_IMPLEMENTED")
@@ -62,13 +63,15 @@ def check(data: bytes, name: str, bounds: Bounds) -> bytes:
     _check_tensors(model, name)
     refuse_training(model, name)
     refuse_random(model, name)
+    better = bytes(model.SerializeToString()) if moved else b""
+    stored = _drop_weights(model)
     whole = _with_bodies(model)
     _name_nodes(whole.graph)
     _check_whole(whole, name)
     _check_operators(whole, name)
-    _check_sizes(whole, name, bounds)
+    _check_sizes(whole, name, bounds, stored)
     _load(whole, name)
-    return bytes(model.SerializeToString()) if moved else b""
+    return better
 
 
 # --- Order ---
@@ -192,10 +195,29 @@ def _check_tensors(model: onnx.ModelProto, name: str) -> None:
     for tensor in tensors:
         if any(size < 0 for size in tensor.dims):
             _refuse(name, f"Its tensor '{printable(tensor.name)}' has a negative size.")
+        bits = _BITS.get(tensor.data_type, 0)
+        if bits and len(tensor.raw_data) == (math.prod(tensor.dims) * bits + 7) // 8:
+            continue
         try:
             numpy_helper.to_array(tensor)
         except Exception as error:  # of many kinds, none of them ours
             _refuse(name, f"Its tensor '{printable(tensor.name)}' is damaged: {_message(error)}")
+
+
+def _drop_weights(model: onnx.ModelProto) -> set[str]:
+    """Turn large weights into inputs, since no shape depends on their values; returns all names."""
+    graph = model.graph
+    given = {v.name for v in graph.input}
+    stored = {t.name for t in graph.initializer}
+    for number in reversed(range(len(graph.initializer))):
+        tensor = graph.initializer[number]
+        if tensor.data_type != onnx.TensorProto.INT64 and math.prod(tensor.dims) > _LARGE:
+            if tensor.name not in given:
+                dims = list(tensor.dims)
+                value = helper.make_tensor_value_info(tensor.name, tensor.data_type, dims)
+                graph.input.append(value)
+            del graph.initializer[number]
+    return stored
 
 
 # --- onnx's check ---
@@ -208,23 +230,23 @@ def _with_bodies(model: onnx.ModelProto) -> onnx.ModelProto:
     """
     known = {(f.name, f.overload) for f in model.functions if f.domain == DOMAIN}
     bare = [n for n in proto.operator_nodes(model) if (n.op_type, n.overload) not in known]
-    whole = proto.copy_of(model)
     if not bare:
-        return whole
+        return model
+    whole = proto.copy_of(model)
     proto.detach_functions(whole)
     stated = {v.name for v in whole.graph.value_info}
-    inferred = onnx.shape_inference.infer_shapes(_light(whole)).graph.value_info
+    inferred = onnx.shape_inference.infer_shapes(whole).graph.value_info
     whole.graph.value_info.extend(v for v in inferred if v.name not in stated)
     try:
         attach_functions(whole)
     except Exception:  # of many kinds: wrong attributes, ranks, sizes
-        return proto.copy_of(model)
+        return model
     return whole
 
 
 def _check_operators(model: onnx.ModelProto, name: str) -> None:
     """Refuse capsule operators that cannot be computed."""
-    shapes = proto.shapes_of(onnx.shape_inference.infer_shapes(_light(model)))
+    shapes = proto.shapes_of(onnx.shape_inference.infer_shapes(model))
     for node in proto.operator_nodes(model):
         problem = operator_problem(node, shapes, proto.opset_of(model))
         if problem:
@@ -262,7 +284,7 @@ def _with_declared_outputs(model: onnx.ModelProto) -> onnx.ModelProto:
     if not bare:
         return model
     try:
-        inferred = onnx.shape_inference.infer_shapes(_light(model))
+        inferred = onnx.shape_inference.infer_shapes(model)
         found = {o.name: o for o in inferred.graph.output}
     except onnx.shape_inference.InferenceError:  # the check will name it
         found = {}
@@ -299,24 +321,16 @@ def _message(error: BaseException) -> str:
 # --- Sizes ---
 
 
-def _light(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy without the data of its large tensors, on which no shape depends."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    for tensor in copy.graph.initializer:
-        if math.prod(tensor.dims) > _LIGHT:
-            tensor.raw_data = b""
-            for field in ("float_data", "int32_data", "int64_data", "double_data", "uint64_data"):
-                tensor.ClearField(field)
-    return copy
+def _check_sizes(model: onnx.ModelProto, name: str, bounds: Bounds, stored: set[str]) -> None:
+    """Refuse values that are too large, first as far as onnx finds sizes without computing values.
 
-
-def _check_sizes(model: onnx.ModelProto, name: str, bounds: Bounds) -> None:
-    """Refuse values that are too large, first as far as onnx finds sizes without computing values."""
-    light = _light(model)
+    Args:
+        stored: names of the weights.
+    """
+    light = proto.copy_of(model)
     for value in light.graph.input:
         dims = value.type.tensor_type.shape.dim
-        if len(dims) and not dims[0].HasField("dim_value"):
+        if value.name not in stored and len(dims) and not dims[0].HasField("dim_value"):
             dims[0].dim_value = bounds.batch
     for value in (*light.graph.output, *light.graph.value_info):
         for size in value.type.tensor_type.shape.dim:
@@ -326,13 +340,13 @@ def _check_sizes(model: onnx.ModelProto, name: str, bounds: Bounds) -> None:
     if wanted:
         light = inliner.inline_selected_functions(light, wanted)
     for computed in (False, True):
-        _compare(onnx.shape_inference.infer_shapes(light, data_prop=computed), name, bounds)
+        _compare(onnx.shape_inference.infer_shapes(light, data_prop=computed), name, bounds, stored)
 
 
-def _compare(model: onnx.ModelProto, name: str, bounds: Bounds) -> None:
+def _compare(model: onnx.ModelProto, name: str, bounds: Bounds, stored: set[str]) -> None:
     """Compare the sizes of a graph with inferred shapes, and of the graphs inside it, with the limits."""
     graph = model.graph
-    stored = {t.name for t in graph.initializer}
+    stored = stored | {t.name for t in graph.initializer}
     constant, total, fixed = set(stored), 0, 0
     sizes = _sizes(graph, name)
     nodes = {o: node for node in graph.node for o in node.output}
@@ -346,7 +360,7 @@ def _compare(model: onnx.ModelProto, name: str, bounds: Bounds) -> None:
             fixed += sum(sizes.get(o, 0) for o in node.output)
         for inner in _graphs_in(node):
             part = onnx.shape_inference.infer_shapes(_alone(model, inner), data_prop=True)
-            _compare(part, name, bounds)
+            _compare(part, name, bounds, stored)
     for found, most, what in (
         (total, bounds.total, "Its nodes compute"),
         (fixed, bounds.values, "Nodes that do not depend on its inputs compute"),

@@ -238,6 +238,7 @@ def test_a_branch_reads_what_is_computed_after_it() -> None:
     assert [node.op_type for node in inner.node] == ["Neg", "Relu"]
 
 
+@pytest.mark.thorough
 def test_the_verbs_take_nodes_out_of_order(tmp_path: Path) -> None:
     path = tmp_path / "file.onnx"
     onnx.save(unsorted(), path)
