@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from capsedge.errors import CapsedgeError, EnvironmentProblem, UsageError
 from capsedge.runtime.files.writing import FULL
@@ -146,6 +148,16 @@ def resumable(kept: str) -> Iterator[None]:
 
         log(f"interrupted: finished {kept} are kept; continue with the same command and --resume")
         raise SystemExit(exit_code() or INTERRUPTED) from None
+
+
+def leave(code: int) -> NoReturn:
+    """End the command; a thread that still computes what nobody waits for does not hold it up."""
+    if any(not one.daemon for one in threading.enumerate() if one is not threading.main_thread()):
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError):
+                stream.flush()
+        os._exit(code)
+    raise SystemExit(code)
 
 
 def _raise(number: int, _: FrameType | None) -> None:

@@ -11,6 +11,7 @@ from capsedge.cli._options import grouped
 from capsedge.cli._output import log, print_json
 from capsedge.cli._parameters import Argument
 from capsedge.cli._paths import PathRole, check_model, file_or_name
+from capsedge.cli._process import leave
 from capsedge.serving.serve_options import ServeOptions
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def command(
 
     number = serve([str(model) for model in models], options, ready=ready, log=log)
     log("ended")
-    raise SystemExit(128 + number)
+    leave(128 + number)
 
 
 def _document(serving: Serving, address: Address) -> dict[str, Any]:
@@ -67,10 +68,11 @@ def _document(serving: Serving, address: Address) -> dict[str, Any]:
         "metrics": f"http://{address.host}:{address.ports.metrics}/metrics",
         "threads": serving.threads,
         "wait_ms": serving.wait_ms,
+        "stop_timeout_s": serving.stop_timeout,
         "models": [
             {
                 "name": model.name,
-                "version": model.version or None,
+                "version": model.version,
                 "file": str(model.session.path),
                 "operators": model.session.backend.ops,
                 "batch": model.batch.images,
@@ -91,7 +93,8 @@ def _gathered(batch: BatchSize) -> str:
 def _show(serving: Serving, address: Address) -> None:
     document = _document(serving, address)
     for model in serving.models:
-        version = f", version {model.version}" if model.version else ""
+        several = len(serving.versions(model.name)) > 1
+        version = f", version {model.version}" if several else ""
         log(f"serving {model.session.path} as {model.name}{version}{_gathered(model.batch)}")
     log(f"REST {document['rest']}/v2, gRPC {document['grpc']}, metrics {document['metrics']}")
     log("press Ctrl-C to stop")

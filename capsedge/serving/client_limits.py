@@ -13,8 +13,9 @@ from functools import lru_cache
 from typing import Any, ParamSpec, TypeVar
 from urllib.parse import urlsplit
 
-from capsedge.serving.http_connection import CONNECTION
-from capsedge.serving.monitoring import Access
+from capsedge.serving.http_connection import CONNECTION, LATE
+from capsedge.serving.monitoring import Access, logger
+from capsedge.serving.stopping import REFUSED, Stopping, Taken
 from capsedge.spec import limits
 
 # --- Bytes held for clients: bodies, messages and answers, over all connections ---
@@ -119,6 +120,9 @@ _SINGLE = (b"host", b"content-encoding", b"content-type", b"content-length")
 _PAUSE = 0.5  # seconds without a part after which a client waits for its answer
 SHARE = "capsedge.share"  # scope key of the bytes that the server holds for the request
 ACCESS = "capsedge.access"  # scope key of the request's log entry
+TAKEN = "capsedge.taken"  # scope key of the request as one that the server works on
+_CROWDED = "The server has too many connections or requests: try again."
+_HEALTH = ("/v2/health/live", "/v2/health/ready")  # answered until the end
 _BINARY = b"inference-header-content-length"  # of the protocol's extension for binary tensors
 
 
@@ -133,7 +137,7 @@ class _Gone(Exception):
 
 
 class Guard:
-    """Refuses requests that are too large or compressed, or for other hosts or unknown models.
+    """Refuses requests that are too large, compressed, too many, too late, or for other hosts or models.
 
     Args:
         app: the endpoints that it guards.
@@ -142,6 +146,7 @@ class Guard:
         hosts: accepted ``Host`` headers; empty for any.
         known: name and version of each model that is served; an empty version is the default one.
         budget: counts what the server holds.
+        stopping: whether the server is being stopped.
     """
 
     def __init__(
@@ -152,9 +157,11 @@ class Guard:
         hosts: Collection[str],
         known: Collection[tuple[str, str]],
         budget: MemoryBudget,
+        stopping: Stopping,
     ) -> None:
         self._app, self._metrics, self._metrics_port = app, metrics, metrics_port
         self._hosts, self._known, self._budget = hosts, known, budget
+        self._stopping = stopping
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one ASGI request."""
@@ -166,26 +173,53 @@ class Guard:
             if message["type"] == "http.response.start":
                 connection.answering = True
                 access.status = str(message["status"])
+                if self._stopping.refusing and connection.last:
+                    message["headers"] = [*message["headers"], (b"connection", b"close")]
             if message.get("more_body"):
                 await _in_time(send, message)
             else:
                 await send(message)
 
+        admitted = connection.admitted() and not self._stopping.over
         try:
             if scope["server"][1] == self._metrics_port:
                 await self._metrics(scope, receive, sending)
-                return
-            with access, self._budget.share() as share, contextlib.suppress(_Gone):
-                more = {SHARE: share, ACCESS: access}
-                await self._respond({**scope, **more}, receive, sending, share)
+            else:
+                with access, self._budget.share() as share, self._stopping.take() as taken:
+                    more = {SHARE: share, ACCESS: access, TAKEN: taken}
+                    refusal = _refusal(connection, admitted or scope["path"] in _HEALTH)
+                    await self._answer({**scope, **more}, receive, sending, refusal)
         finally:
             connection.answered()
 
-    async def _respond(
-        self, scope: Scope, receive: Receive, send: Send, share: BudgetShare
+    async def _answer(
+        self, scope: Scope, receive: Receive, send: Send, refusal: _Refused | None
     ) -> None:
-        parts = _parts(receive)
+        """Answer a request, whatever happens."""
+        connection, taken = scope["state"][CONNECTION], scope[TAKEN]
         try:
+            await self._respond(scope, receive, send, refusal)
+            return
+        except _Gone:
+            return
+        except asyncio.CancelledError:
+            if not taken.dropped:
+                raise
+            status, why = (503, REFUSED) if taken.quiet_since is None else (408, LATE)
+        except Exception as error:
+            logger.exception(error)
+            status, why = 500, "The server failed; its log says why."
+        if not connection.answering:
+            await _send_response(send, status, why)
+
+    async def _respond(
+        self, scope: Scope, receive: Receive, send: Send, refusal: _Refused | None
+    ) -> None:
+        share, taken = scope[SHARE], scope[TAKEN]
+        parts = _parts(receive, taken)
+        try:
+            if refusal is not None:
+                raise refusal
             self._check(scope)
             body = await self._body(parts, share)
         except _Refused as refusal:
@@ -260,14 +294,23 @@ def _host(header: bytes) -> str:
         return ""
 
 
-async def _parts(receive: Receive) -> AsyncIterator[bytes]:
+def _refusal(connection: Any, admitted: bool) -> _Refused | None:
+    """Why a request is refused, whatever it asks for."""
+    if not admitted:
+        return _Refused(503, REFUSED)
+    return _Refused(503, _CROWDED) if connection.crowded else None
+
+
+async def _parts(receive: Receive, taken: Taken) -> AsyncIterator[bytes]:
     """The parts of a request's body, until the client stops sending."""
     more = True
     while more:
+        taken.listen()
         message = await receive()
         if message["type"] == "http.disconnect":
             raise _Gone
         more = bool(message.get("more_body"))
+        taken.quiet_since = None
         yield message.get("body", b"")
 
 

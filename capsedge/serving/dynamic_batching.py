@@ -67,6 +67,12 @@ class DynamicBatcher(Generic[RequestT, ResponseT]):
         self._kind = kind
         self._queues: dict[Hashable, _Queue[RequestT, ResponseT]] = {}  # none is empty
         self._timer: asyncio.TimerHandle | None = None
+        self._running: set[asyncio.Future[Sequence[ResponseT | Exception]]] = set()
+
+    def abandon(self) -> None:
+        """Start no more batches, and forget those that run, whose threads go on until they are done."""
+        for running in list(self._running):
+            running.cancel()
 
     async def submit(self, request: RequestT) -> ResponseT:
         """The answer to a request.
@@ -93,6 +99,7 @@ class DynamicBatcher(Generic[RequestT, ResponseT]):
                 continue
             self._free -= 1
             running = loop.run_in_executor(self._runners, self._run, [one.request for one in batch])
+            self._running.add(running)
             running.add_done_callback(partial(self._done, loop, batch))
 
     def _ready(self, loop: asyncio.AbstractEventLoop) -> _Queue[RequestT, ResponseT] | None:
@@ -136,7 +143,10 @@ class DynamicBatcher(Generic[RequestT, ResponseT]):
         batch: Sequence[_Waiting[RequestT, ResponseT]],
         running: asyncio.Future[Sequence[ResponseT | Exception]],
     ) -> None:
+        self._running.discard(running)
         self._free += 1
+        if running.cancelled():
+            return
         self._start(loop)
         error = running.exception()
         answers = [error] * len(batch) if error is not None else running.result()

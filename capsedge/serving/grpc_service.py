@@ -25,10 +25,12 @@ from capsedge.serving.monitoring import Access, logger
 from capsedge.serving.request_bodies import Malformed, from_grpc
 from capsedge.serving.responses import PLATFORM, size_of, to_grpc
 from capsedge.serving.rest import EXTENSIONS, Models, repository_index
+from capsedge.serving.stopping import REFUSED, Stopping, Taken
 from capsedge.spec import limits
 
 _SERVICE = "inference.GRPCInferenceService"
 _SHORT = 4096  # most bytes of a message that only names a model
+_HEALTH = ("ServerLive", "ServerReady", "ModelReady")  # answered until the end
 _CLOSED = ("RepositoryModelLoad", "RepositoryModelUnload")
 _OPTIONS = [
     ("grpc.max_receive_message_length", limits.REQUEST_BYTES),
@@ -36,11 +38,14 @@ _OPTIONS = [
     # Compressed messages would be unpacked before their size is checked, so they are refused, as over HTTP.
     ("grpc.compression_enabled_algorithms_bitset", 1),
     ("grpc.max_concurrent_streams", limits.PIPELINED),  # of one connection
+    # Otherwise grpc refuses calls at random from a client with more than these, instead of letting them wait.
+    ("grpc.http.overload_protection", 0),
     # The bytes that a connection may send unread do not grow with the speed of the line.
     ("grpc.http2.bdp_probe", 0),
     # A second server on the same port would silently take some of its requests.
     ("grpc.so_reuseport", 0),
 ]
+_Exchange = Callable[[Any, Taken], Awaitable[None]]
 _Respond = Callable[["_Message"], Awaitable[bytes]]
 
 
@@ -75,20 +80,26 @@ class _Service:
         models: by name and version; the default version is also there as the empty one.
         version: version of the server.
         budget: counts what the server holds.
+        stopping: whether the server is being stopped.
     """
 
-    def __init__(self, models: Models, version: str, budget: MemoryBudget) -> None:
+    def __init__(
+        self, models: Models, version: str, budget: MemoryBudget, stopping: Stopping
+    ) -> None:
         self._models, self._version, self._budget = models, version, budget
+        self._stopping = stopping
 
     def handlers(self) -> dict[str, grpc.RpcMethodHandler]:
         """A handler for each method."""
         about: dict[str, Callable[[Any], dict[str, Any]]] = {
             "ServerLive": lambda _: {"live": True},
-            "ServerReady": lambda _: {"ready": True},
+            "ServerReady": lambda _: {"ready": self._stopping.ready},
             "ServerMetadata": lambda _: {
                 "name": PLATFORM, "version": self._version, "extensions": EXTENSIONS,
             },
-            "ModelReady": lambda asked: {"ready": bool(self._named(asked.name, asked.version))},
+            "ModelReady": lambda asked: {
+                "ready": bool(self._named(asked.name, asked.version)) and self._stopping.ready,
+            },
             "ModelMetadata": lambda asked: self._named(asked.name, asked.version).metadata,
             "RepositoryIndex": lambda _: {"models": repository_index(self._models)},
         }  # fmt: skip
@@ -97,34 +108,50 @@ class _Service:
         }
         responses |= dict.fromkeys(_CLOSED, _closed)
         responses["ModelInfer"] = responses["ModelStreamInfer"] = self._infer
-        return {
-            name: grpc.stream_stream_rpc_method_handler(
-                partial(self._each if name == "ModelStreamInfer" else self._once, name, respond)
-            )
+        exchanges = {
+            name: partial(self._each if name == "ModelStreamInfer" else self._once, name, respond)
             for name, respond in responses.items()
         }
+        return {
+            name: grpc.stream_stream_rpc_method_handler(partial(self._taken, name, exchange))
+            for name, exchange in exchanges.items()
+        }
 
-    async def _once(self, name: str, respond: _Respond, _requests: object, context: Any) -> None:
-        message = await self._arrived(context)
+    async def _taken(self, name: str, exchange: _Exchange, _requests: object, context: Any) -> None:
+        """Answer a call, unless the server is being stopped."""
+        if name not in _HEALTH and not self._stopping.admits(context.peer()):
+            await context.abort(StatusCode.UNAVAILABLE, REFUSED)
+        with self._stopping.take(context.peer()) as taken:
+            try:
+                await exchange(context, taken)
+            except asyncio.CancelledError:
+                if not taken.dropped:
+                    raise
+                await context.abort(StatusCode.UNAVAILABLE, REFUSED)
+
+    async def _once(self, name: str, respond: _Respond, context: Any, taken: Taken) -> None:
+        message = await self._arrived(context, taken)
         if message is None:
             await context.abort(StatusCode.INVALID_ARGUMENT, "There is no message.")
         else:
-            await self._answered(name, respond, message, context)
+            await self._answered(name, respond, message, context, taken)
 
-    async def _each(self, name: str, respond: _Respond, _requests: object, context: Any) -> None:
-        while message := await self._arrived(context):
-            await self._answered(name, respond, message, context)
+    async def _each(self, name: str, respond: _Respond, context: Any, taken: Taken) -> None:
+        while message := await self._arrived(context, taken):
+            await self._answered(name, respond, message, context, taken)
 
-    async def _arrived(self, context: Any) -> _Message | None:
+    async def _arrived(self, context: Any, taken: Taken) -> _Message | None:
         """The next message; None if there are no more."""
+        taken.listen()
         try:
             message = await self._budget.arrive(context.read)
         except Full as error:
             await context.abort(StatusCode.RESOURCE_EXHAUSTED, str(error))
+        taken.quiet_since = None
         return None if message is aio.EOF else _Message(message)
 
     async def _answered(
-        self, name: str, respond: _Respond, message: _Message, context: Any
+        self, name: str, respond: _Respond, message: _Message, context: Any, taken: Taken
     ) -> None:
         access = Access("grpc", name, "", context.peer())
         with access, self._budget.share() as share:
@@ -138,6 +165,9 @@ class _Service:
                 code, why = StatusCode.DEADLINE_EXCEEDED, "The answer was not taken."
             except _Refused as error:
                 code, why = error.code, str(error)
+            except asyncio.CancelledError:
+                access.status = StatusCode.UNAVAILABLE.name if taken.dropped else access.status
+                raise
             access.status = code.name
             message.take()
             await context.abort(code, why)
@@ -199,7 +229,7 @@ async def _closed(_message: _Message) -> bytes:
 
 
 def grpc_server(
-    models: Models, version: str, budget: MemoryBudget, address: str
+    models: Models, version: str, budget: MemoryBudget, stopping: Stopping, address: str
 ) -> tuple[aio.Server, int]:
     """Create a server, not yet started, on the port of an address ``host:port``; 0 takes a free one.
 
@@ -212,7 +242,7 @@ def grpc_server(
     server = aio.server(
         ThreadPoolExecutor(1), options=_OPTIONS, maximum_concurrent_rpcs=limits.REQUESTS
     )
-    handlers = _Service(models, version, budget).handlers()
+    handlers = _Service(models, version, budget, stopping).handlers()
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))
     try:
         port = int(server.add_insecure_port(address))

@@ -7,15 +7,19 @@ parser in C, and passes it on to uvicorn's own protocol, request by request.
 from __future__ import annotations
 
 import asyncio
+import json
+from collections import deque
 from http import HTTPStatus
 from typing import Any, NoReturn
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from capsedge.serving.stopping import Stopping
 from capsedge.spec import limits
 
 CONNECTION = "capsedge.connection"  # key of the state in a request's scope
+LATE = "The server is stopping, and the request has not arrived."
 _TOO_LONG = "The headers of the request are too long."
 
 
@@ -27,14 +31,20 @@ class Connection(asyncio.Protocol):
     makes by default, are declined.
 
     Args:
+        stopping: whether the server is being stopped.
+        opened: all open connections, this one among them while it is.
         given: what uvicorn creates a protocol with.
 
     Attributes:
         answering: whether an answer has begun; the application sets it.
     """
 
-    def __init__(self, **given: Any) -> None:
+    def __init__(self, stopping: Stopping, opened: set[Connection], **given: Any) -> None:
         self.answering = False
+        self._stopping, self._opened = stopping, opened
+        self._early: deque[bool] = (
+            deque()
+        )  # of unanswered requests: began before the server refuses them
         self._uvicorn = HttpToolsProtocol(
             **{**given, "app_state": {**given["app_state"], CONNECTION: self}}
         )
@@ -56,11 +66,13 @@ class Connection(asyncio.Protocol):
     # --- From the transport ---
 
     def connection_made(self, transport: Any) -> None:
+        self._opened.add(self)
         self._transport = _Joining(transport, self._loop)
         self._uvicorn.connection_made(self._transport)
         self._start_clock()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._opened.discard(self)
         self._stop_clock()
         self._uvicorn.connection_lost(exc)
 
@@ -100,10 +112,39 @@ class Connection(asyncio.Protocol):
 
     # --- From the application ---
 
+    def admitted(self) -> bool:
+        """Whether the next request, in order, began before the server refused new ones."""
+        return self._early.popleft()
+
+    @property
+    def crowded(self) -> bool:
+        """Whether the server has as many connections or requests as it takes."""
+        most = limits.REQUESTS
+        return len(self._opened) >= most or len(self._uvicorn.tasks) > most
+
+    @property
+    def last(self) -> bool:
+        """Whether no request waits for the answer to this one."""
+        return self._waiting == 1
+
+    @property
+    def sending(self) -> bool:
+        """Whether the client has yet to receive a part of an answer."""
+        return bool(self._transport.get_write_buffer_size())
+
     def answered(self) -> None:
         """An answer is on its way to the client."""
         self.answering = False
         self._waiting -= 1
+
+    def end(self) -> None:
+        """Refuse the head of a request that has not arrived, when the server ends."""
+        if self._url and not self._waiting:
+            self._refuse(408, LATE)
+
+    def abort(self) -> None:
+        """Close the connection, whatever the client has yet to receive."""
+        self._transport.abort()
 
     # --- Refusals, and the clock ---
 
@@ -124,11 +165,12 @@ class Connection(asyncio.Protocol):
         if self._transport.is_closing():
             return
         if not self.answering:
+            body = json.dumps({"error": why}).encode()
             head = (
                 f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nconnection: close\r\n"
-                f"content-type: text/plain; charset=utf-8\r\ncontent-length: {len(why)}\r\n\r\n"
+                f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
             )
-            self._transport.write(head.encode() + why.encode())
+            self._transport.write(head.encode() + body)
         self._transport.close()
 
     def _stop(self, status: int, why: str) -> NoReturn:
@@ -141,6 +183,7 @@ class Connection(asyncio.Protocol):
     def on_message_begin(self) -> None:
         self._begin()
         self._start_clock()
+        self._begun_early = not self._stopping.refusing
 
     def on_url(self, url: bytes) -> None:
         self._url += url
@@ -172,6 +215,7 @@ class Connection(asyncio.Protocol):
             self._stop(400, "The address of the request is invalid.")
         self._chunked = any(name.lower() == b"transfer-encoding" for name, _ in self._headers)
         self._parts.append(_head(self._parser, self._url, self._headers))
+        self._early.append(self._begun_early)
 
     def on_body(self, body: bytes) -> None:
         """Pass a part on; a body has its own limit."""
@@ -183,6 +227,7 @@ class Connection(asyncio.Protocol):
         if self._offers:
             return
         self._unbounded = 0
+        self._url = b""
         self._stop_clock()
         if self._chunked:
             self._parts.append(b"0\r\n\r\n")

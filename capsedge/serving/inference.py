@@ -92,6 +92,10 @@ class Model:
         response.id = request.id
         return response
 
+    def abandon(self) -> None:
+        """Compute no more answers; nobody waits for them."""
+        self._batcher.abandon()
+
 
 class Responder:
     """Answers requests for a model, in any thread.
@@ -103,7 +107,7 @@ class Responder:
 
     def __init__(self, session: Session, name: str, version: str) -> None:
         self._session, self._name, self._version = session, name, version
-        self._count = BATCHES.labels(name)
+        self._count = BATCHES.labels(name, version)
 
     def __call__(self, requests: Sequence[InferRequest]) -> list[InferResponse | Exception]:
         """Answer each request, or return its error.

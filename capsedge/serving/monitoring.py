@@ -21,8 +21,9 @@ SECONDS = Histogram(
 )  # fmt: skip
 FAILURES = Counter("capsedge_infer_failures", "Inferences without an answer", ["model", "version"])
 BATCHES = Histogram(
-    "capsedge_batch_images", "Images in one inference", ["model"], buckets=(1, 2, 4, 8, 16, 32, 64)
-)
+    "capsedge_batch_images", "Images in one inference", ["model", "version"],
+    buckets=(1, 2, 4, 8, 16, 32, 64),
+)  # fmt: skip
 
 # --- The log ---
 

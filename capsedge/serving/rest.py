@@ -18,6 +18,7 @@ from capsedge.serving.client_limits import ACCESS, SHARE, Full, run_off_loop
 from capsedge.serving.inference import Model, ModelFailed
 from capsedge.serving.request_bodies import Malformed, from_json
 from capsedge.serving.responses import PLATFORM, size_of, to_json
+from capsedge.serving.stopping import Stopping
 
 EXTENSIONS = ["model_repository"]  # of which only the index exists
 _SMALL = 2**20  # largest answer in bytes that is sent in one piece
@@ -27,14 +28,15 @@ _ID_CHARACTERS = 128  # maximum length of an id in a header
 Models = Mapping[tuple[str, str], Model]
 
 
-def endpoints(models: Models, version: str) -> Starlette:
+def endpoints(models: Models, version: str, stopping: Stopping) -> Starlette:
     """The application.
 
     Args:
         models: by name and version; the default version is also there as the empty one.
         version: version of the server.
+        stopping: whether the server is being stopped.
     """
-    found = _Endpoints(models, version)
+    found = _Endpoints(models, version, stopping)
     paths = ("/v2/models/{name}", "/v2/models/{name}/versions/{version}")
     # Routes are tried in this order, so the most frequent comes first.
     routes = [Route(f"{path}/infer", found.infer, methods=["POST"]) for path in paths]
@@ -42,15 +44,24 @@ def endpoints(models: Models, version: str) -> Starlette:
         routes += [Route(path, found.model), Route(f"{path}/ready", found.model_ready)]
     routes += [
         Route("/v2", found.server),
+        Route("/v2/", found.server),
         Route("/v2/health/{what}", found.health),
         Route("/v2/repository/index", found.index, methods=["GET", "POST"]),
     ]
-    return Starlette(routes=routes, exception_handlers={HTTPException: _not_there})
+    return _application(routes)
 
 
 def metrics() -> Starlette:
     """An application with the metrics for Prometheus."""
-    return Starlette(routes=[Route("/metrics", _metrics)])
+    return _application([Route("/metrics", _metrics)])
+
+
+def _application(routes: list[Route]) -> Starlette:
+    """An application whose refusals are JSON."""
+    refusals: Mapping[Any, Any] = {HTTPException: _not_there, Exception: _failed}
+    made = Starlette(routes=routes, exception_handlers=refusals)
+    made.router.redirect_slashes = False
+    return made
 
 
 async def _metrics(_request: Request) -> Response:
@@ -58,8 +69,8 @@ async def _metrics(_request: Request) -> Response:
 
 
 class _Endpoints:
-    def __init__(self, models: Models, version: str) -> None:
-        self._models, self._version = models, version
+    def __init__(self, models: Models, version: str, stopping: Stopping) -> None:
+        self._models, self._version, self._stopping = models, version, stopping
 
     def _named(self, request: Request) -> Model:
         """The model named in the path, whose existence was checked before."""
@@ -74,7 +85,8 @@ class _Endpoints:
         what = request.path_params["what"]
         if what not in ("live", "ready"):
             raise HTTPException(404)
-        return _document({what: True})
+        found = what == "live" or self._stopping.ready
+        return _document({what: found}, 200 if found else 503)
 
     async def index(self, _request: Request) -> Response:
         return _document(repository_index(self._models))
@@ -144,6 +156,16 @@ def _malformed(why: str, status: int = 400) -> Response:
     return _refusal(f"This is not an inference request: {why}.", status)
 
 
-async def _not_there(_request: Request, error: Exception) -> Response:
+async def _not_there(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return _refusal(f"{error.detail}.", error.status_code)
+    headers = error.headers or {}
+    why = "There is nothing at this address."
+    if error.status_code == 405:
+        why = f"{request.method[:20]} is not supported here: use {headers['Allow']}."
+    refusal = _refusal(why, error.status_code)
+    refusal.headers.update(headers)
+    return refusal
+
+
+async def _failed(_request: Request, _error: Exception) -> Response:
+    return _refusal("The server failed; its log says why.", 500)  # which gets the error afterwards

@@ -97,7 +97,7 @@ def serve(
             ServedSession(model.name, model.version, model.file, session, size)
             for model, session, size in zip(given, sessions, sizes, strict=True)
         )
-        serving = Serving(served, host, ports, threads, wait_ms, __version__)
+        serving = Serving(served, host, ports, threads, wait_ms, options.stop_timeout, __version__)
         _open_files()
         start_log(log_level, log)
 

@@ -11,6 +11,7 @@ from capsedge.spec.vocabularies import OPS
 
 LAST_PORT = 65535
 LARGEST_BATCH = 1024
+LONGEST_STOP = 86_400  # a day
 Batch = int | Literal["auto"]
 _ADDRESSES, _EXECUTION = "Addresses", "Execution"
 
@@ -66,6 +67,13 @@ class ServeOptions(Options):
         "Milliseconds that a batch waits for more requests even if a core is free.",
         min=0,
         panel=_EXECUTION,
+    )
+    stop_timeout: float = option(
+        25.0,
+        "Seconds that running requests have to finish after SIGTERM or Ctrl-C; later they get status 503 or "
+        "UNAVAILABLE.",
+        min=0,
+        max=LONGEST_STOP,
     )
     log_level: Literal["error", "warning", "info"] = option(
         "warning",

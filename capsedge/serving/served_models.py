@@ -196,6 +196,7 @@ class Serving:
         ports: ports to listen on.
         threads: number of threads for one inference.
         wait_ms: milliseconds that a batch waits for more requests.
+        stop_timeout: seconds that running requests have to finish when the server stops.
         version: version of capsedge.
     """
 
@@ -204,11 +205,12 @@ class Serving:
     ports: Ports
     threads: int
     wait_ms: float
+    stop_timeout: float
     version: str
 
-    def newest(self, name: str) -> str:
-        """The newest version of a name, which is its default; empty if it has none."""
-        return max((m.version for m in self.models if m.name == name), key=_as_number)
+    def versions(self, name: str) -> list[str]:
+        """The versions of a name; the last one is the newest, which is its default."""
+        return sorted((m.version for m in self.models if m.name == name), key=_as_number)
 
 
 def _as_number(version: str) -> tuple[int, str]:

@@ -9,6 +9,8 @@ import ipaddress
 import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
 
 import uvicorn
 
@@ -18,12 +20,17 @@ from capsedge.serving.grpc_service import grpc_server
 from capsedge.serving.http_connection import Connection
 from capsedge.serving.inference import Model
 from capsedge.serving.served_models import Address, Ports, Serving
+from capsedge.serving.stopping import Stopping
 from capsedge.spec import limits
 
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
-_GRACE = 10  # seconds that running requests have to finish
+_CLOSE = 1  # seconds for closing connections whose requests are answered
 _STEP = 0.01  # seconds between checks whether uvicorn has started
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
+_AGAIN = (
+    signal.SIGINT,
+    signal.SIGTERM,
+)  # the second one ends at once; a terminal may send SIGHUP twice
 
 
 class Server:
@@ -46,30 +53,38 @@ class Server:
             for served in serving.models
         }  # fmt: skip
         for served in serving.models:  # the newest version is the default
-            models[served.name, ""] = models[served.name, serving.newest(served.name)]
+            versions = serving.versions(served.name)
+            models[served.name, served.version].metadata["versions"] = versions
+            models[served.name, ""] = models[served.name, versions[-1]]
+        self._models, self._stop_timeout = list(models.values()), serving.stop_timeout
+        self._stopping, self._connections = Stopping(), set[Connection]()
         with _named("--port"):
             web = _socket(host, ports.rest)
         with _named("--metrics-port"):
             metrics = _socket(host, ports.metrics)
         with _named("--grpc-port"):
             address = f"{_bracketed(host)}:{ports.grpc}"
-            self._grpc, grpc_port = grpc_server(models, serving.version, budget, address)
+            self._grpc, grpc_port = grpc_server(
+                models, serving.version, budget, self._stopping, address
+            )
         self._sockets = [web, metrics]
         taken = [one.getsockname()[1] for one in self._sockets]
         self.address = Address(_bracketed(host), Ports(taken[0], grpc_port, taken[1]))
-        endpoints = rest.endpoints(models, serving.version)
-        guard = Guard(endpoints, rest.metrics(), taken[1], _hosts(host), set(models), budget)
+        guard = Guard(
+            rest.endpoints(models, serving.version, self._stopping), rest.metrics(), taken[1],
+            _hosts(host), set(models), budget, self._stopping,
+        )  # fmt: skip
+        connection: Any = partial(Connection, self._stopping, self._connections)
         self._web = uvicorn.Server(
             uvicorn.Config(
-                guard, http=Connection, ws="none", lifespan="off", log_config=None, access_log=False,
-                server_header=False, proxy_headers=False, limit_concurrency=limits.REQUESTS,
-                timeout_graceful_shutdown=_GRACE,
+                guard, http=connection, ws="none", lifespan="off", log_config=None, access_log=False,
+                server_header=False, proxy_headers=False, timeout_graceful_shutdown=_CLOSE,
             )
         )  # fmt: skip
         self._signal: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     async def run(self, ready: Callable[[Address], None]) -> int:
-        """Serve until a signal arrives; running requests are still answered.
+        """Serve until a signal arrives; running requests are still answered, within a limit.
 
         Args:
             ready: called with the addresses when the server accepts requests.
@@ -90,20 +105,38 @@ class Server:
             gc.freeze()
             ready(self.address)
         await asyncio.wait({serving, self._signal}, return_when=asyncio.FIRST_COMPLETED)
-        await asyncio.gather(self._grpc.stop(_GRACE), serving)
+        await self._stopping.drain(
+            self._stop_timeout, lambda: any(one.sending for one in self._connections)
+        )
+        await self._close(serving)
         return await self._signal
+
+    async def _close(self, serving: asyncio.Future[None]) -> None:
+        """Close every connection; all requests that arrived were answered or refused."""
+        for model in self._models:
+            model.abandon()
+        for connection in list(self._connections):
+            connection.end()
+        self._web.should_exit = True
+        closing = asyncio.ensure_future(self._grpc.stop(_CLOSE))
+        await asyncio.wait({serving}, timeout=_CLOSE)
+        for connection in list(self._connections):
+            connection.abort()
+        await asyncio.gather(closing, serving)
 
     def _take_signals(self) -> None:
         loop = asyncio.get_running_loop()
         for name in _SIGNALS:
             number = getattr(signal, name, None)
             if number is not None and signal.getsignal(number) != signal.SIG_IGN:
-                loop.add_signal_handler(number, self._end, int(number))
+                loop.add_signal_handler(number, self.stop, int(number))
 
-    def _end(self, number: int) -> None:
-        self._web.should_exit = True
+    def stop(self, number: int) -> None:
+        """Stop as after a signal; after a second one, at once."""
         if not self._signal.done():
             self._signal.set_result(number)
+        elif number in _AGAIN:
+            self._stopping.hasten()
 
 
 @contextlib.contextmanager

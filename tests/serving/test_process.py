@@ -18,6 +18,7 @@ import pytest
 from numpy.typing import NDArray
 
 import capsedge
+from benchmarks import serving_stop
 from capsedge.serving.served_models import SIZES
 from tests.serving.conftest import ask_grpc, ask_http, images, tensor
 from tests.serving.models import DIGITS
@@ -32,9 +33,13 @@ def test_signals_end_it_with_their_codes(number: signal.Signals) -> None:
         assert get(f"{server.rest}/v2/health/ready")[0] == 200
         idle = socket.create_connection(("127.0.0.1", int(server.rest.rpartition(":")[2])))
         half = socket.create_connection(("127.0.0.1", int(server.rest.rpartition(":")[2])))
-        half.sendall(b"POST /v2/models/digits-em/infer HTTP/1.1\r\nContent-Length: 99\r\n\r\n{")
+        half.sendall(
+            b"POST /v2/models/digits-em/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{"
+        )
         assert server.end(number) == 128 + number
         assert "ended" in server.said
+        assert half.recv(100).startswith(b"HTTP/1.1 408")
+        assert idle.recv(100) == b""
         assert "Traceback" not in server.said
         idle.close()
         half.close()
@@ -57,6 +62,16 @@ def test_requests_that_run_are_answered_before_it_ends() -> None:
     with capsedge.load(DIGITS, capsedge.RuntimeOptions(threads=1)) as session:
         wanted = [found["lengths"] for _, found in session.run_batches(given)]
     np.testing.assert_array_equal(answers[0]["lengths"], np.concatenate(wanted))
+
+
+def test_inferences_that_never_end_do_not_hold_it(tmp_path: Path) -> None:
+    model = tmp_path / "slow.onnx"
+    serving_stop.slow_model(model, 10**12)
+    options = ["--stop-timeout", "0.1", "--batch", "1"]
+    found, _, said = serving_stop.stopped(serving_stop.rest, model, 20, options)
+    assert found == {"503": 20}
+    assert "20 requests were refused" in said
+    assert "Traceback" not in said
 
 
 def test_more_connections_than_files_are_allowed_by_default() -> None:
@@ -128,7 +143,7 @@ def test_a_strangers_folder_and_environment_change_nothing(tmp_path: Path) -> No
 
 def test_versions_of_a_name() -> None:
     em = DIGITS.with_name("digits-em.onnx")
-    with served(f"digits:1={DIGITS}", f"digits:2={em}") as server:
+    with served(f"digits={DIGITS}", f"digits:2={em}") as server:  # the first is version 1
         models = {m["version"]: m["file"] for m in server.document["models"]}
         assert models == {"1": str(DIGITS), "2": str(em)}
         given = {"images": images(1, 1, 28, 28)}
@@ -139,6 +154,8 @@ def test_versions_of_a_name() -> None:
                 found = ask(server, "digits", given, ["poses"], model_version=version)
                 np.testing.assert_array_equal(found["poses"], wanted)
         assert get(f"{server.rest}/v2/models/digits/versions/3")[0] == 404
+        listed = json.loads(get(f"{server.rest}/v2/models/digits")[1])["versions"]
+        assert listed == ["1", "2"]
 
 
 def test_a_batch_keeps_answers_apart() -> None:
@@ -149,7 +166,7 @@ def test_a_batch_keeps_answers_apart() -> None:
         with ThreadPoolExecutor(24) as clients:
             found = list(clients.map(lambda k: _one_of_a_batch(server, k, given[k]), range(48)))
         counted = get(server.metrics)[1]
-    assert 'capsedge_batch_images_count{model="digits-dynamic"}' in counted
+    assert 'capsedge_batch_images_count{model="digits-dynamic",version="1"}' in counted
     with capsedge.load(DIGITS, capsedge.RuntimeOptions(threads=1)) as session:
         for number, answer in enumerate(found):
             if answer is None:
@@ -186,7 +203,7 @@ def test_the_batch_is_measured_unless_it_is_given() -> None:
         assert model["batch"] in SIZES
         assert model["batch_gain"] > 0
         ask_http(server, "digits-dynamic", {"images": images(1, 1, 28, 28)})
-        counted = 'capsedge_batch_images_bucket{le="1.0",model="digits-dynamic"} 1.0'
+        counted = 'capsedge_batch_images_bucket{le="1.0",model="digits-dynamic",version="1"} 1.0'
         assert counted in get(server.metrics)[1]
 
 

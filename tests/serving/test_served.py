@@ -252,7 +252,7 @@ def test_the_list_of_models(server: Server, files: dict[str, Path]) -> None:
     import tritonclient.http as http
 
     wanted = [
-        {"name": name, "version": "", "state": "READY", "reason": ""} for name in sorted(files)
+        {"name": name, "version": "1", "state": "READY", "reason": ""} for name in sorted(files)
     ]
     assert json.loads(get(f"{server.rest}/v2/repository/index")[1]) == wanted
     with http.InferenceServerClient(server.rest.removeprefix("http://")) as client:

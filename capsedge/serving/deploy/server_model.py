@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +145,7 @@ def _sample(session: Session) -> Arrays | None:
 
 # --- Model names, by one rule for `capsedge serve` and `capsedge deploy triton` ---
 
+FIRST = "1"  # the version of a served model that is given without one
 TWIN = "-portable"  # suffix of the name of a model without the operator library
 _NAMED = re.compile(
     r"(?P<name>[A-Za-z0-9._-]{1,80})(?::(?P<version>[A-Za-z0-9._-]{1,80}))?=(?P<file>.+)"
@@ -158,7 +159,7 @@ class ModelName:
 
     Attributes:
         name: the name that clients use.
-        version: version of the name; empty if there is only one.
+        version: version of the name; empty if the argument has none.
         file: a path, or a name of the zoo.
     """
 
@@ -175,21 +176,42 @@ def file_of(argument: str | Path) -> Path:
 def parse_model_names(arguments: Sequence[str]) -> list[ModelName]:
     """The models named by arguments: ``model.onnx``, ``NAME=model.onnx`` or ``NAME:VERSION=model.onnx``.
 
+    A model without a version is version 1 of its name.
+
     Raises:
-        UsageError: two have the same name, in any case, and the same version.
+        UsageError: two have the same name and version, or names that differ only in case.
     """
-    found = [_parsed(text) for text in arguments]
-    seen: dict[tuple[str, str], str] = {}
+    found = [replace(one, version=one.version or FIRST) for one in map(_parsed, arguments)]
+    seen: dict[str, list[ModelName]] = {}
     for model in found:
-        key = model.name.lower(), model.version
-        if key in seen:
+        others = seen.setdefault(model.name.lower(), [])
+        first = others[0] if others else model
+        fix = (
+            f"Set their names: other={model.file}, or {first.name}:{_free(found, model.name)}={model.file} "
+            "for another version."
+        )
+        if first.name != model.name:
             raise UsageError(
-                f"{seen[key]} and {model.file} would both become the model '{model.name}'.",
-                "",
-                f"Set their names: other={model.file}, or {model.name}:2={model.file} for a second version.",
+                f"{first.file} and {model.file} would become the models '{first.name}' and '{model.name}'.",
+                "The names differ only in case.",
+                fix,
             )
-        seen[key] = model.file
+        same = next((one for one in others if one.version == model.version), None)
+        if same is not None:
+            raise UsageError(
+                f"{same.file} and {model.file} would both become version {model.version} of the model "
+                f"'{model.name}'.",
+                "",
+                fix,
+            )
+        others.append(model)
     return found
+
+
+def _free(models: Sequence[ModelName], name: str) -> int:
+    """A version above those of a name."""
+    taken = (m.version for m in models if m.name.lower() == name.lower() and m.version.isdecimal())
+    return 1 + max((int(version) for version in taken), default=0)
 
 
 def folders(arguments: Sequence[str]) -> list[ModelName]:

@@ -233,7 +233,7 @@ def test_names_never_meet(tmp_path: Path) -> None:
         assert f"other={given[pair[1]]}" in error.value.fix
     with pytest.raises(UsageError, match="has a version"):
         capsedge.deploy_triton(f"net:2={given['a']}", tmp_path / "r")
-    with pytest.raises(UsageError, match="would both become the model"):
+    with pytest.raises(UsageError, match="differ only in case"):
         parse_model_names([given["a"], given["b"]])
     assert [one.name for one in parse_model_names([given["a"], f"other={given['b']}"])] == [
         "Net",
