@@ -336,6 +336,11 @@ def _facts(found: Inspection) -> list[tuple[str, str]]:
     facts += [("parameters", f"{found.parameters:,}"), ("tensors", stored or "none")]
     if found.external_data:
         facts.append(("external data", "some weights are in other files beside this one"))
+    if found.training:
+        names = ", ".join(found.training[:3]) + (" ..." if len(found.training) > 3 else "")
+        facts.append(
+            ("training mode", f"{names}: the result of an image depends on the others of its batch")
+        )
     if found.kind == "onnx":
         opsets = ", ".join(
             f"{domain or 'ai.onnx'} {version}" for domain, version in found.opsets.items()

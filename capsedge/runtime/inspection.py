@@ -27,7 +27,15 @@ from capsedge.runtime.machine import power_mode
 from capsedge.runtime.metadata import ModelMetadata
 from capsedge.runtime.onnx_file.costs import votes_of
 from capsedge.runtime.onnx_file.layer_map import layer_of_weights, locations_in, merge_locations
-from capsedge.runtime.onnx_file.structure import BITS, Graph, Node, Shape, Value, read_structure
+from capsedge.runtime.onnx_file.structure import (
+    BITS,
+    Graph,
+    Node,
+    Shape,
+    Structure,
+    Value,
+    read_structure,
+)
 from capsedge.runtime.origin import ORIGIN_KEY, PRUNING_KEY, Origin, Pruned
 from capsedge.runtime.result_summary import Row, Summarized, Summary, short
 from capsedge.runtime.table_indices import InputBounds, read_inputs_property
@@ -88,6 +96,8 @@ class Inspection(Summarized):
 
     Attributes:
         bounds: the values and lengths that an ONNX file allows, by input.
+        training: the BatchNormalization nodes in training mode, which make the result of an image depend on
+            the others of its batch.
     """
 
     path: str
@@ -107,6 +117,7 @@ class Inspection(Summarized):
     largest: list[Intermediate] = field(default_factory=list)
     buffers: int = 0
     external_data: bool = False
+    training: list[str] = field(default_factory=list)
     metadata: ModelMetadata | None = None
     configuration: dict[str, Any] | None = None
     origin: Origin | None = None
@@ -245,8 +256,21 @@ def _onnx(path: Path, batches: Sequence[int]) -> Inspection:
         ],
         largest=_largest(graph, batches),
         external_data=model.external_data,
+        training=_training(model),
         metadata=ModelMetadata.from_properties(model.metadata),
     )
+
+
+def _training(model: Structure) -> list[str]:
+    """The nodes that normalize with the mean of the batch; before opset 14, those with several outputs."""
+    named = model.opsets.get("", model.opsets.get("ai.onnx", 1)) >= 14
+    return [
+        node.name or next(filter(None, node.outputs), "")
+        for graph in (model.graph, *model.functions)
+        for node in graph.walk()
+        if node.op == "BatchNormalization"
+        and (node.integer("training_mode", 0) if named else sum(map(bool, node.outputs)) > 1)
+    ]
 
 
 def _values(graph: Graph) -> list[Value]:

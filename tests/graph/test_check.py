@@ -319,3 +319,12 @@ def test_a_process_that_ends_is_an_error_of_the_file(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(check, "check", lambda *_: (_ for _ in ()).throw(RuntimeError("odd")))
     with pytest.raises(ArtefactError, match="RuntimeError: odd"):
         checked(unsorted().SerializeToString(), "file.onnx")
+
+
+def test_inspect_names_what_is_in_training_mode(tmp_path: Path) -> None:
+    vectors = {name: np.ones(4, "f4") for name in "sbmv"}
+    for training in (0, 1):
+        outputs = ["y", "m2", "v2"] if training else ["y"]
+        node = n("BatchNormalization", ["x", *"sbmv"], outputs, name="norm", training_mode=training)
+        onnx.save(file(node, **vectors), tmp_path / "file.onnx")
+        assert capsedge.inspect(tmp_path / "file.onnx").training == ["norm"] * training
