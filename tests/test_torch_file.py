@@ -213,3 +213,35 @@ def test_in_a_new_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert torch.equal(read(tmp_path / "a.pt", {"a": torch.ones(3)})["a"], torch.ones(3))
     with pytest.raises(NotPlain, match="it names print"):
         read(tmp_path / "a.pt", Call(print, ("called",)))
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("pathlib", "WindowsPath"),
+        ("pathlib._local", "PosixPath"),
+        ("pathlib._local", "WindowsPath"),
+        ("pathlib._local", "PurePosixPath"),
+        ("omegaconf.dictconfig", "DictConfig"),
+        ("easydict", "EasyDict"),
+    ],
+)
+def test_data_of_other_systems_and_libraries_is_skipped(
+    module: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = type(sys)(module)
+    kind = type(name, (dict,) if name == "EasyDict" else (), {"__module__": module})
+    setattr(made, name, kind)
+    if module == "pathlib":
+        monkeypatch.setattr(sys.modules[module], name, kind)
+    else:
+        for parent in {module.split(".")[0], module} - {"pathlib"}:
+            monkeypatch.setitem(
+                sys.modules, parent, made if parent == module else type(sys)(parent)
+            )
+    value = kind()
+    value.lr = 1e-3
+    value.__dict__["nested"] = {"sizes": [1, 2]}
+    found = read(tmp_path / "a.pt", {"config": value, "weights": torch.ones(2)})
+    assert torch.equal(found["weights"], torch.ones(2))
+    assert type(found["config"]) in (StandIn, dict)

@@ -42,6 +42,7 @@ from capsedge.graph.fusion import FusionReport
 from capsedge.graph.passes import Lowered, lower
 from capsedge.graph.target_runtimes import resolve
 from capsedge.models import CapsuleModel, with_iterations
+from capsedge.models.finite_weights import check_finite
 from capsedge.models.looked_up_tables import TableBounds, table_bounds
 from capsedge.options import takes
 from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime
@@ -114,6 +115,7 @@ def export(
         check_writable(path)
     name = path or "the new file"
     check_parameters(module)
+    check_finite(module)
     made: list[tuple[onnx.ModelProto, torch.export.ExportedProgram]] = []
     ours = isinstance(module, CapsuleModel)
     answering = contextlib.nullcontext() if ours else explain_module_errors(made)

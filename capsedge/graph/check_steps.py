@@ -15,6 +15,7 @@ from onnx import helper, inliner, numpy_helper
 from capsedge.errors import ArtefactError, UnsupportedModelError
 from capsedge.graph import proto
 from capsedge.graph.check_operators import operator_problem
+from capsedge.graph.finite_weights import refuse_not_finite
 from capsedge.graph.functions import attach_functions
 from capsedge.graph.random_nodes import refuse_random
 from capsedge.graph.training_nodes import refuse_training
@@ -61,6 +62,7 @@ def check(data: bytes, name: str, bounds: Bounds) -> bytes:
     moved = _sort(model, name)
     _check_functions(model, name)
     _check_tensors(model, name)
+    refuse_not_finite(model, name)
     refuse_training(model, name)
     refuse_random(model, name)
     better = bytes(model.SerializeToString()) if moved else b""

@@ -17,12 +17,14 @@ from capsedge.errors import ArtefactError, UsageError
 from capsedge.importers import keras_file
 from capsedge.importers.family import Floats, Weights
 from capsedge.importers.keras_file import BadHdf5
-from capsedge.models.user_weights import WRAPPERS, StateDict, candidates_of_torch, without_wrappers
+from capsedge.models.user_weights import WRAPPERS, StateDict, candidates_of_torch
+from capsedge.models.weight_names import without_wrappers
 from capsedge.runtime.files.archives import Archive, BadArchive
 from capsedge.runtime.files.formats import identify_path
 from capsedge.runtime.files.json_documents import Malformed
 from capsedge.runtime.files.reading import file_size, open_regular_file
 from capsedge.runtime.files.safetensors import TYPES, read_header
+from capsedge.runtime.finite import DIVERGED, listed, not_finite
 from capsedge.spec import limits
 
 # --- Formats, and limits on what they hold ---
@@ -73,6 +75,14 @@ def read_weights(path: Path | str) -> Weights:
     found = replace(found, tensors=without_counters(found.tensors))
     if not found.tensors:
         raise ArtefactError(f"{path} has no weights.", "It contains no tensors.", "Save it again.")
+    wrong = [line for name, t in found.tensors.items() if (line := not_finite(name, t))]
+    if wrong:
+        raise ArtefactError(
+            f"The weights of {path} are not finite.",
+            f"NaN or infinite: {len(wrong)} of {len(found.tensors)} tensors.",
+            DIVERGED,
+            details=listed(wrong),
+        )
     return found
 
 

@@ -16,6 +16,7 @@ from capsedge.errors import ArtefactError, CapsedgeError, UsageError
 from capsedge.models import CapsuleModel, build
 from capsedge.models.base import check_work
 from capsedge.models.configs import ModelConfig, config_from_dict
+from capsedge.models.finite_weights import check_finite
 from capsedge.models.torch_file import read_torch, unreadable
 from capsedge.models.training.run_files import MODEL
 from capsedge.runtime.files import formats
@@ -101,7 +102,9 @@ def load_checkpoint(path: Path | str) -> CapsuleModel:
             ) from error
         _compare(path, shapes, wanted)
         model = build(described)
-        model.load_state_dict(tensors())
+        values = tensors()
+        check_finite(model, values, path)
+        model.load_state_dict(values)
     model.origin = origin_of(path)
     model.typical_input = typical_input_of(path)
     return model.eval()

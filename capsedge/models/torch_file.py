@@ -6,6 +6,7 @@ other file, does this process read it too.
 
 from __future__ import annotations
 
+import collections
 import io
 import math
 import os
@@ -61,11 +62,43 @@ _STAND_IN_TYPES = (
     *(f"numpy.{name}" for name in ("dtype", "ndarray", "float64", "float32", "int64", "int32")),
     *(f"builtins.{name}" for name in ("list", "dict", "tuple", "int", "float", "str", "bool")),
     *("argparse.Namespace", "datetime.datetime", "torch.torch_version.TorchVersion"),
-    *("pathlib.PosixPath", "pathlib.WindowsPath"),
+    *(
+        f"{module}.{name}"
+        for module in ("pathlib", "pathlib._local")
+        for name in (
+            "Path",
+            "PosixPath",
+            "WindowsPath",
+            "PurePath",
+            "PurePosixPath",
+            "PureWindowsPath",
+        )
+    ),
+    *("types.SimpleNamespace", "datetime.date", "datetime.timedelta", "uuid.UUID", "typing.Any"),
+    *(f"numpy.{name}" for name in ("bool", "bool_", "str_", "float16", "int8", "int16", "uint8")),
+    *("omegaconf.dictconfig.DictConfig", "omegaconf.listconfig.ListConfig"),
+    *(f"omegaconf.base.{name}" for name in ("ContainerMetadata", "Metadata", "Box", "Node")),
+    *(
+        f"omegaconf.nodes.{kind}Node"
+        for kind in ("Any", "String", "Integer", "Float", "Boolean", "Enum", "Bytes", "Path")
+    ),
+)
+# Dictionaries with attributes, as configuration libraries make them.
+_DICTIONARIES = (
+    "easydict.EasyDict",
+    "yacs.config.CfgNode",
+    "fvcore.common.config.CfgNode",
+    "addict.addict.Dict",
+    "munch.Munch",
+    "ml_collections.config_dict.config_dict.ConfigDict",
+    "lightning_fabric.utilities.data.AttributeDict",
+    "lightning.fabric.utilities.data.AttributeDict",
+    "pytorch_lightning.utilities.parsing.AttributeDict",
 )
 _STAND_INS: list[Any] = [
     (_no_items, "collections.defaultdict"),
     *((StandIn, n) for n in _STAND_IN_TYPES),
+    *((collections.OrderedDict, n) for n in _DICTIONARIES),
 ]
 
 

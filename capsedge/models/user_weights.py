@@ -7,9 +7,7 @@ together with optimizers, options and numbers. Needs torch.
 from __future__ import annotations
 
 import difflib
-import re
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,16 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from capsedge.errors import ArtefactError, UsageError
+from capsedge.models.finite_weights import check_finite
 from capsedge.models.torch_file import read_torch, unreadable
+from capsedge.models.weight_names import (
+    Match,
+    Shapes,
+    matches,
+    may_have,
+    may_lack,
+    without_wrappers,
+)
 from capsedge.runtime.files.archives import BadArchive
 from capsedge.runtime.files.json_documents import Malformed
 from capsedge.runtime.files.pickles import BadPickle
@@ -40,10 +47,6 @@ WRAPPERS = (
 _DEPTH = 3  # maximum depth of nested wrappers
 _LISTED = 5  # keys of each kind in a message
 _LONGEST, _GUESSED = 200, 2000  # limits for guessing: characters of a key, and number of keys
-# Buffers that older versions of torch did not save, and counters that tools leave behind.
-_MAY_LACK = re.compile(r"(^|\.)num_batches_tracked$")
-_MAY_HAVE = re.compile(r"(^|\.)(num_batches_tracked|total_ops|total_params)$")
-Shapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -61,11 +64,31 @@ class LoadedWeights:
 
 @dataclass(frozen=True)
 class StateDict:
-    """A dictionary of tensors in the file."""
+    """A dictionary of tensors in the file.
+
+    Attributes:
+        location: the keys that lead to it.
+        shapes: of its tensors, by name.
+        read: gives the tensors.
+        parts: the keys of the dictionaries below ``location`` that it was joined from; empty for one.
+    """
 
     location: tuple[str, ...]
     shapes: Shapes
     read: Callable[[], dict[str, Tensor]]
+    parts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Fitted:
+    """A dictionary of tensors, and the ways to see it as the module's."""
+
+    candidate: StateDict
+    matches: list[Match]
+
+    @property
+    def fits(self) -> bool:
+        return self.matches[0].fits
 
 
 def load_weights(module: nn.Module, path: Path | str) -> LoadedWeights:
@@ -101,16 +124,30 @@ def load_weights(module: nn.Module, path: Path | str) -> LoadedWeights:
                 "It contains no dictionary of tensors.",
                 "Save torch.save(model.state_dict(), path).",
             )
-        ranked = sorted(found, key=lambda c: _rank(c, wanted))
-        best = ranked[0]
-        names = _renamed(best.shapes, wanted)
-        _compare(path, {names[k]: v for k, v in best.shapes.items()}, wanted)
+        found += _in_parts(found, wanted)
+        fitted = sorted((_fitted(c, wanted) for c in found), key=_rank)
+        best, match = fitted[0].candidate, fitted[0].matches[0]
+        _compare(path, best, match, wanted)
+        _check_one(path, fitted[0])
         read = best.read()
-    tensors = {names[k]: v for k, v in read.items() if names[k] in wanted}
+    tensors = {match.names[k]: v for k, v in read.items() if match.names.get(k) in wanted}
+    check_finite(module, tensors, path)
     module.load_state_dict(tensors, strict=False)  # missing and unexpected keys are checked above
-    others = [c for c in ranked[1:] if _fits(c, wanted) and c.shapes == best.shapes]
-    notes = [f"{_in_words(c.location)} would fit as well" for c in others]
-    return LoadedWeights(_in_words(best.location), tuple(notes))
+    notes = [
+        f"{_in_words(each.candidate.location)} would fit as well"
+        for each in fitted[1:]
+        if each.fits and each.candidate.location != best.location and not each.candidate.parts
+    ]
+    left = [k for k in match.beside if not may_have(k)]
+    if left:
+        listed = ", ".join(k[:_LONGEST] for k in left[:_LISTED])
+        rest = f" and {len(left) - _LISTED} more" if len(left) > _LISTED else ""
+        notes.append(f"not part of the module, and left out: {listed}{rest}")
+    return LoadedWeights(_in_words(best.location) + _joined(best.parts), tuple(notes))
+
+
+def _joined(parts: Sequence[str]) -> str:
+    return f" (its parts {', '.join(parts)})" if parts else ""
 
 
 def _in_words(location: tuple[str, ...]) -> str:
@@ -176,55 +213,92 @@ def _dictionaries(
             yield from _dictionaries(inner, (*location, key), visited)
 
 
-def _rank(candidate: StateDict, expected: Shapes) -> tuple[int, int, int]:
+def _in_parts(found: Sequence[StateDict], expected: Shapes) -> list[StateDict]:
+    """The dictionaries that lie below the same one, joined: a state dict for each part of the module."""
+    made = []
+    places = {c.location[:k] for c in found for k in range(len(c.location))}
+    first = {name.split(".")[0] for name in map(without_wrappers, expected)}
+    for place in sorted(places, key=len):
+        shapes, reads, parts = dict[str, tuple[int, ...]](), list[_Part](), list[str]()
+        for c in found:
+            path = [_part(k) for k in c.location[len(place) :] if k not in WRAPPERS]
+            if c.location[: len(place)] != place or (path and path[0] not in first):
+                continue
+            prefix = ".".join(path) + "." if path else ""
+            part = _Part(c, {k: prefix + without_wrappers(k) for k in c.shapes})
+            if not path and c.location != place:
+                continue
+            shapes |= {part.names[k]: shape for k, shape in c.shapes.items()}
+            reads.append(part)
+            parts += [f"'{c.location[len(place)]}'"] if path else []
+        once = sum(len(part.candidate.shapes) for part in reads) == len(shapes)
+        if parts and once:
+            unique = tuple(dict.fromkeys(parts))
+            made.append(StateDict(place, shapes, lambda r=reads: _read_parts(r), unique))  # type: ignore[misc]
+    return made
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A state dict of a part of the module, and its names with the part's own in front."""
+
+    candidate: StateDict
+    names: dict[str, str]
+
+
+def _read_parts(parts: Sequence[_Part]) -> dict[str, Tensor]:
+    return {part.names[k]: v for part in parts for k, v in part.candidate.read().items()}
+
+
+def _part(key: str) -> str:
+    """The attribute that a key such as ``encoder_state_dict`` means."""
+    for word in ("state_dict", "state", "weights"):
+        key = key.removesuffix(f"_{word}").removeprefix(f"{word}_")
+    return key
+
+
+def _fitted(candidate: StateDict, expected: Shapes) -> _Fitted:
+    return _Fitted(candidate, matches(candidate.shapes, expected))
+
+
+def _rank(fitted: _Fitted) -> tuple[bool, int, int, int]:
     """Sort key: the best fit first; among equals, the usual name, then the outer one."""
-    names = _renamed(candidate.shapes, expected)
-    same = sum(expected.get(names[k]) == shape for k, shape in candidate.shapes.items())
-    last = candidate.location[-1] if candidate.location else ""
+    location = fitted.candidate.location
+    last = location[-1] if location else ""
     usual = WRAPPERS.index(last) if last in WRAPPERS else len(WRAPPERS) * bool(last)
-    return -same, usual, len(candidate.location)
+    return not fitted.fits, -fitted.matches[0].same, usual, len(location)
 
 
-def _fits(candidate: StateDict, expected: Shapes) -> bool:
-    names = _renamed(candidate.shapes, expected)
-    found = {names[k]: v for k, v in candidate.shapes.items()}
-    return all(found.get(k) == v or _MAY_LACK.search(k) for k, v in expected.items())
+def _check_one(path: Path, fitted: _Fitted) -> None:
+    """Refuse a file that holds the module twice, under two prefixes of one dictionary.
+
+    Raises:
+        UsageError: it does.
+    """
+    several = [match.prefix for match in fitted.matches]
+    if len(several) > 1:
+        where = _in_words(fitted.candidate.location)
+        raise UsageError(
+            f"The weights of {path} fit the module in {len(several)} ways.",
+            f"Names with these prefixes fit: {', '.join(map(repr, several[:_LISTED]))}.",
+            f"Save the one that you mean: torch.save({{k.removeprefix({several[0]!r}): v for k, v in "
+            f"torch.load(FILE, weights_only=True){where}.items() if k.startswith({several[0]!r})}}, NEW).",
+        )
 
 
-def _renamed(actual: Shapes, expected: Shapes) -> dict[str, str]:
-    """The module's names for those in the file, without a common prefix if there is one."""
-    counted: Counter[str] = Counter()
-    for key in actual:
-        parts = key.split(".", 4)
-        counted.update(".".join(parts[:k]) + "." for k in range(1, min(len(parts), 4)))
-    prefixes = [prefix for prefix, count in counted.items() if 2 * count > len(actual)]
-    tries: list[Callable[[str], str]] = [lambda key: key, without_wrappers]
-    tries += [lambda key, p=p: key.removeprefix(p) for p in sorted(prefixes)]  # type: ignore[misc]
-
-    def score(rename: Callable[[str], str]) -> int:
-        names = [rename(key) for key in actual]
-        return sum(name in expected for name in names) if len(set(names)) == len(names) else -1
-
-    best = max(tries, key=score)  # the first of the best
-    return {key: best(key) for key in actual}
-
-
-def without_wrappers(key: str) -> str:
-    """A key without the parts that DataParallel and torch.compile add, wherever they wrapped a module."""
-    return ".".join(part for part in key.split(".") if part not in ("module", "_orig_mod"))
-
-
-def _compare(path: Path, actual: Shapes, expected: Shapes) -> None:
+def _compare(path: Path, candidate: StateDict, match: Match, expected: Shapes) -> None:
     """Refuse weights of another network.
 
     Raises:
         UsageError: keys are missing, unexpected, or of another shape.
     """
-    missing = [k for k in expected if k not in actual and not _MAY_LACK.search(k)]
-    more = [k for k in actual if k not in expected and not _MAY_HAVE.search(k)]
-    shaped = [k for k in expected if k in actual and actual[k] != expected[k]]
-    if not (missing or more or shaped):
+    if match.fits:
         return
+    actual = {name: candidate.shapes[k] for k, name in match.names.items()}
+    actual |= {k: candidate.shapes[k] for k in match.beside}
+    missing = [k for k in expected if k not in actual and not may_lack(k)]
+    more = [k for k in actual if k not in expected and not may_have(k)]
+    shaped = [k for k in expected if k in actual and actual[k] != expected[k]]
     reasons: list[str] = []
     for key in shaped[:_LISTED]:
         reasons.append(

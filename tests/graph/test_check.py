@@ -18,6 +18,7 @@ from capsedge.graph import check
 from capsedge.graph.check import checked
 from capsedge.graph.check_steps import Bounds
 from capsedge.graph.check_steps import check as check_here
+from capsedge.graph.finite_weights import refuse_not_finite
 from capsedge.graph.write_shapes import with_shapes
 from capsedge.spec import limits
 from tests.runtime.models import capsule_model
@@ -328,3 +329,28 @@ def test_inspect_names_what_is_in_training_mode(tmp_path: Path) -> None:
         node = n("BatchNormalization", ["x", *"sbmv"], outputs, name="norm", training_mode=training)
         onnx.save(file(node, **vectors), tmp_path / "file.onnx")
         assert capsedge.inspect(tmp_path / "file.onnx").training == ["norm"] * training
+
+
+NAN, INF = np.nan, np.inf
+
+
+@table(
+    "model, reason",
+    [
+        (conv(), ""),
+        (file(n("Mul", ["x", "w"], ["y"]), w=[[1.0, NAN, NAN, 0.0]]),
+         "w [1, 4]: 2 of 4, the first is nan at [0, 1]"),
+        (file(n("MatMul", ["x", "w"], ["y"]), w=np.diag(np.float32([1, INF, 1, 1]))),
+         "first is inf at [1, 1]"),
+        (file(n("Add", ["x", "mask"], ["y"]), mask=np.float32([[0, -INF, 0, 0]])), ""),
+        (file(n("Constant", [], ["w"], value=numpy_helper.from_array(np.float32([[NAN]]))),
+              n("Mul", ["x", "w"], ["y"])), "w [1, 1]: 1 of 1"),
+    ],
+)  # fmt: skip
+def test_weights_that_are_not_finite_are_named(model: onnx.ModelProto, reason: str) -> None:
+    found = ""
+    try:
+        refuse_not_finite(model, "file.onnx")
+    except ArtefactError as error:
+        found = error.why
+    assert reason in found if reason else not found, found

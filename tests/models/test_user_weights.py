@@ -134,3 +134,157 @@ def test_many_keys_and_many_references_take_no_time(tmp_path: Path) -> None:
     torch.save(inner, tmp_path / "w.pt")
     with pytest.raises(UsageError, match="do not fit the module"):
         load_weights(network(), tmp_path / "w.pt")
+
+
+class Parts(nn.Module):
+    """Two parts with attributes of their own; the second is wrapped in the code."""
+
+    def __init__(self, norm: Any = lambda layer: layer) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(norm(nn.Linear(3, 4)), nn.BatchNorm1d(4))
+        self.decoder = nn.Linear(4, 2)
+
+
+def parts(norm: Any = lambda layer: layer) -> Parts:
+    torch.manual_seed(3)
+    module = Parts(norm)
+    with torch.no_grad():
+        for tensor in module.state_dict().values():
+            tensor.add_(1)
+    return module
+
+
+def named(change: Any) -> dict[str, Any]:
+    return {change(k): v for k, v in parts().state_dict().items()}
+
+
+def part(name: str, prefix: str = "") -> dict[str, Any]:
+    return {prefix + k: v for k, v in getattr(parts(), name).state_dict().items()}
+
+
+WRAPPED = {
+    "an inner wrapper behind a prefix": {
+        "state_dict": named(lambda k: "model." + k.replace("encoder.", "encoder.module.")),
+        "pytorch-lightning_version": "2.6.0",
+    },
+    "both wrappers, and a prefix": named(
+        lambda k: "model._orig_mod." + k.replace("encoder.", "encoder.module.")
+    ),
+    "a prefix of another tool": named(lambda k: f"network.backbone.{k}"),
+    "a part for each attribute": {
+        "epoch": 5,
+        "encoder": part("encoder"),
+        "decoder": part("decoder"),
+        "optimizer": {"state": {0: {"exp_avg": torch.zeros(3)}}},
+    },
+    "parts that were wrapped": {
+        "encoder": part("encoder", "module."),
+        "decoder": part("decoder", "_orig_mod."),
+    },
+    "parts under a name of a state dict": {
+        "encoder_state_dict": part("encoder"),
+        "decoder_state_dict": part("decoder"),
+    },
+    "parts inside a wrapper": {
+        "model": {"encoder": part("encoder"), "decoder": part("decoder")},
+        "config": {"lr": 1e-3},
+    },
+    "an averaged model": {"n_averaged": torch.tensor(3), **named(lambda k: f"module.{k}")},
+}
+
+
+def test_every_way_to_save_a_network_is_read(tmp_path: Path) -> None:
+    wanted = parts().state_dict()
+    for name, content in WRAPPED.items():
+        torch.save(content, tmp_path / "w.pt")
+        module = Parts()
+        load_weights(module, tmp_path / "w.pt")
+        for key, tensor in module.state_dict().items():
+            assert torch.equal(tensor, wanted[key]), (name, key)
+
+
+def test_a_wrapper_in_the_code_is_not_needed_in_the_file(tmp_path: Path) -> None:
+    torch.save(named(lambda k: k), tmp_path / "w.pt")
+    module = Parts()
+    module.encoder = nn.DataParallel(module.encoder)
+    holder = nn.ModuleDict({"net": module})
+    load_weights(holder, tmp_path / "w.pt")
+    assert torch.equal(module.decoder.weight, parts().decoder.weight)
+    assert torch.equal(module.encoder.module[0].weight, parts().encoder[0].weight)
+
+
+OLD_NORMS = [torch.nn.utils.weight_norm, torch.nn.utils.spectral_norm]
+NEW_NORMS = [
+    torch.nn.utils.parametrizations.weight_norm,
+    torch.nn.utils.parametrizations.spectral_norm,
+]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", [0, 1])
+@pytest.mark.parametrize("prefix", ["", "model."])
+def test_both_spellings_of_a_norm(kind: int, prefix: str, tmp_path: Path) -> None:
+    x = torch.rand(5, 3)
+    for saved in (OLD_NORMS[kind], NEW_NORMS[kind]):
+        trained = parts(saved).eval()
+        trained.encoder(x)
+        torch.save({prefix + k: v for k, v in trained.state_dict().items()}, tmp_path / "w.pt")
+        for built in (OLD_NORMS[kind], NEW_NORMS[kind]):
+            module = Parts(built).eval()
+            load_weights(module, tmp_path / "w.pt")
+            torch.testing.assert_close(module.encoder(x), trained.encoder(x))
+
+
+def test_a_tensor_beside_the_network_is_left_out_and_said(tmp_path: Path) -> None:
+    metric = {"valid_acc.confmat": torch.zeros(4, 4)}
+    torch.save({**named(lambda k: f"model.{k}"), **metric}, tmp_path / "w.pt")
+    loaded = load_weights(Parts(), tmp_path / "w.pt")
+    assert loaded.notes == ("not part of the module, and left out: valid_acc.confmat",)
+    torch.save({**named(lambda k: k), **metric}, tmp_path / "w.pt")
+    with pytest.raises(UsageError) as caught:
+        load_weights(Parts(), tmp_path / "w.pt")
+    assert caught.value.details == ("unexpected: valid_acc.confmat [4, 4]",)
+
+
+def test_two_networks_under_two_prefixes_are_not_chosen_from(tmp_path: Path) -> None:
+    both = {**named(lambda k: f"student.{k}"), **named(lambda k: f"teacher.{k}")}
+    torch.save({"state_dict": both}, tmp_path / "w.pt")
+    with pytest.raises(UsageError, match="fit the module in 2 ways") as caught:
+        load_weights(Parts(), tmp_path / "w.pt")
+    assert "'student.', 'teacher.'" in caught.value.why
+
+
+NOT_FINITE = {
+    "0.weight": (torch.nan, (2, 1), "0.weight [4, 3]: 1 of 12, the first is nan at [2, 1]"),
+    "0.bias": (torch.inf, (3,), "0.bias [4]: 1 of 4, the first is inf at [3]"),
+    "1.running_var": (torch.inf, (0,), "1.running_var [4]: 1 of 4, the first is inf at [0]"),
+}
+
+
+@pytest.mark.parametrize("name", NOT_FINITE)
+def test_weights_that_are_not_finite_are_named(name: str, tmp_path: Path) -> None:
+    value, place, line = NOT_FINITE[name]
+    state = {k: v.clone() for k, v in STATE.items()}
+    state[name][place] = value
+    torch.save(state, tmp_path / "w.pt")
+    module = network()
+    with pytest.raises(ArtefactError, match="are not finite") as caught:
+        load_weights(module, tmp_path / "w.pt")
+    assert caught.value.details == (line,)
+    assert torch.equal(module[0].weight, network()[0].weight)
+
+
+def test_a_mask_may_be_infinite_but_not_nan(tmp_path: Path) -> None:
+    def masked(value: float) -> nn.Module:
+        module = network()
+        module.register_buffer("mask", torch.full((3, 3), value).triu(1))
+        module.frozen = nn.Parameter(torch.full((2,), -torch.inf), requires_grad=False)
+        return module
+
+    torch.save(masked(-torch.inf).state_dict(), tmp_path / "w.pt")
+    module = masked(1.0)
+    load_weights(module, tmp_path / "w.pt")
+    assert module.get_buffer("mask")[0, 1] == -torch.inf
+    torch.save(masked(torch.nan).state_dict(), tmp_path / "w.pt")
+    with pytest.raises(ArtefactError, match="are not finite"):
+        load_weights(module, tmp_path / "w.pt")
