@@ -30,7 +30,7 @@ Typical = Annotated[
     Option(
         "--typical-data",
         help="Images like those of training: a data set folder, npz, idx or images. The file then "
-        "recognizes images without visible content.",
+        "recognizes images with nothing to see.",
         panel=_PANEL,
     ),
     READS_DATA,

@@ -97,8 +97,8 @@ def command(
             f", {report.resumed} of {report.parts} parts from before" if report.resumed else ""
         )
         _output.say(
-            f"wrote {report.output}: {report.images:,} images, {report.atypical:,} without visible "
-            f"content, {report.failed:,} with an error{resumed}"
+            f"wrote {report.output}: {report.images:,} images, {report.atypical:,} with nothing "
+            f"to see, {report.failed:,} with an error{resumed}"
         )
     if report.failed:
         _output.log(

@@ -118,7 +118,7 @@ def command(
     if as_json:
         _print_json(session, found, reconstruct)
     elif found.predictions:
-        _print_table(session, found, asked=top is not None or threshold is not None)
+        _print_table(session, found)
         if reconstruct is not None:
             _output.log(f"wrote {reconstruct}")
     _log_hints(found)
@@ -304,8 +304,8 @@ def _log_hints(found: Classified) -> None:
             _output.log(f"hint: {name} is {prediction.hint}")
 
 
-def _print_table(session: Session | Ensemble, found: Classified, asked: bool) -> None:
-    """The predictions; for an atypical image, only those requested or drawn."""
+def _print_table(session: Session | Ensemble, found: Classified) -> None:
+    """The predictions, those of an atypical image marked as such."""
     from capsedge.cli._output import print_table
 
     _, name, ops = _facts(session)
@@ -325,14 +325,13 @@ def _print_table(session: Session | Ensemble, found: Classified, asked: bool) ->
         colours = found.drawn.get(number, {})
         # A class that is drawn is listed with its colour even if it was not requested.
         classes = list(dict.fromkeys([label.index for label in prediction.labels] + list(colours)))
-        if prediction.atypical and not asked:
-            classes = list(colours)
-        cells = [[ATYPICAL, "", ""]] if prediction.atypical else []
-        cells += [
+        cells = [
             [session.class_name(j), f"{prediction.scores[j]:.4f}", colours.get(j, "")]
             for j in classes
-        ]
-        for position, row in enumerate(cells or [["-", "", ""]]):
+        ] or [["-", "", ""]]
+        if prediction.atypical:
+            cells[0][0] += f" ({ATYPICAL})"
+        for position, row in enumerate(cells):
             name = str(found.files[number]) if position == 0 else ""
             rows.append([name, *row][: len(columns)])
     print_table(title, columns, rows)
@@ -340,4 +339,5 @@ def _print_table(session: Session | Ensemble, found: Classified, asked: bool) ->
 
 def _values(prediction: Prediction) -> str:
     """The values of a regression."""
-    return ATYPICAL if prediction.atypical else ", ".join(map(str, prediction.values))
+    estimated = ", ".join(map(str, prediction.values))
+    return f"{estimated} ({ATYPICAL})" if prediction.atypical else estimated

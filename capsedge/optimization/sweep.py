@@ -7,6 +7,7 @@ Pareto front.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -35,6 +36,7 @@ from capsedge.runtime.result_summary import (
     Summarized,
     Summary,
     caption,
+    distinct_names,
     new_figure,
     save_figure,
 )
@@ -149,8 +151,17 @@ def sweep(
         >>> [point.file for point in swept.front]
     """
     given = [models] if isinstance(models, (str, Path)) else models
-    found = [find_model(model) for model in given]
+    found = _named_apart([find_model(model) for model in given])
     return _swept(found, Path(data), options, progress)
+
+
+def _named_apart(models: Sequence[NamedModel]) -> list[NamedModel]:
+    """The models; those of one name are called by the shortest paths that differ, such as ``a/model``."""
+    counts = Counter(found.name for found in models)
+    same = [m for m in models if counts[m.name] > 1 and m.checkpoint is not None]
+    names = distinct_names([m.checkpoint for m in same if m.checkpoint is not None], suffix=False)
+    by_id = dict(zip(map(id, same), names, strict=True))
+    return [replace(found, name=by_id.get(id(found), found.name)) for found in models]
 
 
 def _swept(

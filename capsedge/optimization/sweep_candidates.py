@@ -177,7 +177,8 @@ class CandidateMaker:
 
     def _exported(self, iterations: int) -> Path:
         """The FP32 file with routing."""
-        path = self.folder / f"{self.found.name}-{self.sha256[:8]}-{iterations}-fp32.onnx"
+        name = Path(self.found.name).name  # checkpoints of one name differ in the checksum
+        path = self.folder / f"{name}-{self.sha256[:8]}-{iterations}-fp32.onnx"
         if not self.state.has(path):
             model = self.found.model
             export(model, path, ExportOptions(iterations=iterations, checkpoint_sha256=self.sha256))

@@ -157,6 +157,27 @@ def caption(text: str) -> str:
     return printable(text).replace("$", r"\$")
 
 
+def distinct_names(paths: Sequence[Path], suffix: bool = True) -> list[str]:
+    """The name of each file, with as many of its folders as tell it from the others of the same name.
+
+    Folders in which all files of a name are, and the same file given twice, are not told apart.
+
+    Args:
+        suffix: whether the names keep their suffixes.
+    """
+    parts = [
+        (path.absolute() if suffix else path.absolute().with_suffix("")).parts for path in paths
+    ]
+    names = []
+    for mine in parts:
+        others = [each for each in parts if each != mine]
+        count = 1
+        while count < len(mine) and any(each[-count:] == mine[-count:] for each in others):
+            count += 1
+        names.append(Path(*mine[-count:]).as_posix())
+    return names
+
+
 def save_figure(figure: Any, path: Path) -> None:
     """Write a figure as SVG if its name says so, else as PNG; raises as ``files.write_bytes`` does."""
     buffer = io.BytesIO()

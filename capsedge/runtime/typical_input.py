@@ -23,6 +23,9 @@ from capsedge.spec.fields import LEAST_SIDE
 TYPICAL_INPUT_KEY = "capsedge.typical_input"  # key in the metadata of a checkpoint or an ONNX file
 LEAST_IMAGES = 100
 _SLACK = 0.05  # how far a span is widened at each end, relative to its length
+_TAIL = 0.1  # share of the images, those nearest to an end, from which the end's tail is estimated
+# Share of new images beyond an end: 0.5 % at ten ends, halved for the error of the estimate.
+_BEYOND = 0.005 / 10 / 2
 _BLANK_REASON = (
     2.0**-20
 )  # contrast of an image of one value, after rounding, relative to that value
@@ -178,10 +181,11 @@ def _frame(shape: tuple[int, ...], layout: str) -> NDArray[np.intp]:
 
 
 def spans_of(images: Iterable[Floats], layout: str = "NCHW", data_sha256: str = "") -> TypicalInput:
-    """The criterion from prepared images ``[C, H, W]`` like those of training: their spans, widened by 5 %.
+    """The criterion from prepared images ``[C, H, W]`` like those of training: their spans, widened.
 
-    Blank images among them are left out. Every bound is moved outwards by 5 % of its span, and the lower
-    bound of the contrast by 5 % of its value.
+    Blank images among them are left out. Every bound is moved outwards by 5 % of its span, the lower bound of
+    the contrast by 5 % of its value; or to where `_end` expects only very few new images to be beyond, if
+    that is further.
 
     Raises:
         ValueError: there are fewer than 100 images, or they have fewer than 3 pixels a side.
@@ -196,17 +200,41 @@ def spans_of(images: Iterable[Floats], layout: str = "NCHW", data_sha256: str = 
             rows.append([getattr(found, name) for name in REASONS])
     if len(rows) < LEAST_IMAGES:
         raise ValueError(f"{len(rows)} images are not blank; {LEAST_IMAGES} are needed")
-    low, high = np.min(rows, axis=0), np.max(rows, axis=0)
-    slack = _SLACK * (high - low)
-    first = low - slack
-    for name in ("contrast", "roughness", "frame_contrast"):  # none is negative
-        k = list(REASONS).index(name)
-        first[k] = (1 - _SLACK) * low[k] if name == "contrast" else max(first[k], 0.0)
     spans = {
-        name: (_rounded(a), _rounded(b))
-        for name, a, b in zip(REASONS, first, high + slack, strict=True)
+        name: _span(name, column) for name, column in zip(REASONS, np.array(rows).T, strict=True)
     }
     return TypicalInput(**spans, images=len(rows), data_sha256=data_sha256)
+
+
+def _span(name: str, values: NDArray[np.float64]) -> Span:
+    """The span of a measurement from its values ``[N]``."""
+    low, high = float(values.min()), float(values.max())
+    slack = _SLACK * (high - low)
+    last = max(high + slack, _end(values))
+    if name == "contrast":  # above 0, so its tail towards 0 is one of ratios
+        first = min((1 - _SLACK) * low, math.exp(-_end(-np.log(values))))
+    else:
+        first = min(low - slack, -_end(-values))
+    if name in ("roughness", "frame_contrast"):  # neither is negative
+        first = max(first, 0.0)
+    return _rounded(first), _rounded(last)
+
+
+def _end(values: NDArray[np.float64]) -> float:
+    """The value that new images exceed with probability ``_BEYOND``, by an exponential tail.
+
+    The tail begins at an order statistic and has the mean excess of the values above it (Weissman 1978, of
+    the Gumbel domain). With few images it ends well beyond the largest value; with many, before it.
+    """
+    ordered = np.sort(values)
+    begin = float(ordered[-1 - max(1, round(_TAIL * len(values)))])
+    above = ordered[
+        ordered > begin
+    ]  # fewer where many values are equal, such as those of empty frames
+    if len(above) == 0:
+        return begin
+    excess = float(above.mean()) - begin
+    return begin + excess * max(0.0, math.log(len(above) / (len(values) * _BEYOND)))
 
 
 def _rounded(value: float) -> float:

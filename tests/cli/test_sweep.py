@@ -21,6 +21,7 @@ from capsedge.cli import app
 from capsedge.datasets import ImageSet
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.models.checkpoint import save_checkpoint
+from capsedge.models.find import find_model
 from capsedge.optimization import sweep as sweeps
 from capsedge.optimization.sweep import Point
 from capsedge.optimization.sweep_candidates import STATE, Candidate, CandidateMaker, Kind
@@ -219,3 +220,13 @@ def test_wrong_options(place: Path, arguments: tuple[str, str], word: str) -> No
     code, _, message = _run("--data", place / "data", *more, *arguments)
     assert code == 2
     assert word in message
+
+
+def test_checkpoints_of_one_name_are_told_apart(place: Path) -> None:
+    """``train`` calls every checkpoint ``model.safetensors``."""
+    for folder in ("a", "b"):
+        (place / folder).mkdir()
+        save_checkpoint(network("dynamic"), place / folder / "model.safetensors")
+    found = [find_model(place / f"{name}.safetensors") for name in ("a/model", "b/model", "m")]
+    named = sweeps._named_apart(found)
+    assert [each.name for each in named] == ["a/model", "b/model", "m"]

@@ -16,7 +16,7 @@ import capsedge
 from capsedge.calibration.accuracy import Outcome
 from capsedge.runtime.files.text import printable
 from capsedge.runtime.predictions import Label, Prediction, Value
-from capsedge.runtime.result_summary import LINES, Row, Summarized, Summary
+from capsedge.runtime.result_summary import LINES, Row, Summarized, Summary, distinct_names
 from capsedge.verification.certificate import Certificate, Link
 from tests.runtime.models import capsule_model, metadata, save
 from tests.runtime.pictures import LEFT, quick
@@ -166,3 +166,14 @@ def test_any_text_is_harmless(lines: list[str], rows: list[Row]) -> None:
             return Summary("Result", lines, rows)
 
     shown(Result())
+
+
+def test_files_of_one_name_are_told_apart_by_the_shortest_path() -> None:
+    paths = [
+        Path(p) for p in ("/r/a/model.onnx", "/r/b/model.onnx", "/r/c.onnx", "/s/a/model.onnx")
+    ]
+    assert distinct_names(paths) == ["r/a/model.onnx", "b/model.onnx", "c.onnx", "s/a/model.onnx"]
+    assert distinct_names(paths[:3], suffix=False) == ["a/model", "b/model", "c"]
+    assert distinct_names([Path("/x.onnx"), Path("/x.onnx"), Path("/a/x.onnx")]) == [
+        "/x.onnx", "/x.onnx", "a/x.onnx",
+    ]  # fmt: skip

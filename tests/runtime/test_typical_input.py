@@ -16,6 +16,7 @@ from capsedge.runtime.typical_input import (
     TYPICAL_INPUT_KEY,
     Measurements,
     TypicalInput,
+    _span,
     measure,
     spans_of,
 )
@@ -82,6 +83,26 @@ def test_typical_images_have_something_to_see() -> None:
     fresh = [CRITERION.atypical_reason(measure(image)) for image in strokes(300)]
     assert fresh.count("") >= 295
     assert CRITERION.images == 300
+
+
+def test_few_images_give_wider_spans() -> None:
+    """Of new images of the same kind, at most 0.5 % are atypical, also for ranges of few images."""
+    new = [measure(image) for image in strokes(1000)]
+    for count in (120, 200, 300):
+        found = [
+            sum(bool(criterion.atypical_reason(each)) for each in new)
+            for criterion in (spans_of(strokes(count)) for _ in range(4))
+        ]
+        assert np.mean(found) <= 0.005 * len(new), (count, found)
+
+
+def test_many_images_give_little_wider_spans() -> None:
+    """The tail ends before the largest of many values, so the 5 % remain."""
+    values = RNG.exponential(1, 50_000)
+    _, high = _span("level", values)
+    assert high == pytest.approx(values.max() + 0.05 * np.ptp(values), rel=1e-4)
+    few = values[:100]
+    assert _span("level", few)[1] > few.max() + 0.05 * np.ptp(few)
 
 
 @pytest.mark.parametrize("grey", [0.0, 0.1, 0.5, 100 / 255, 1.0])

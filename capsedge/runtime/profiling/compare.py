@@ -28,6 +28,7 @@ from capsedge.runtime.profiling.startup import WORKER, Worker, write_inputs
 from capsedge.runtime.profiling.timing import Statistics, summarize
 from capsedge.runtime.profiling.worker import Limits, Specification
 from capsedge.runtime.progress import Progress, silent
+from capsedge.runtime.result_summary import distinct_names
 
 ROUNDS = 5
 PAUSE = 0.25  # seconds before each turn
@@ -218,11 +219,11 @@ class _Turn:
         self.samples += seconds.tolist()
         self.peak = memory["peak_bytes"]
 
-    def entry(self) -> Entry:
+    def entry(self, model: str) -> Entry:
         first = {} if self.worker is None else self.worker.first
         return Entry(
             name=self.entrant.name,
-            model=Path(self.entrant.specification.model).name,
+            model=model,
             version=first.get("version", ""),
             difference=self.difference,
             from_first_file=self.from_first,
@@ -286,7 +287,8 @@ def compare(
             turn_limits = Limits(warmup, limits.duration / rounds, -(-limits.iterations // rounds))
             for turn in turns:
                 attempt(turn, partial(turn.run, turn_limits))
-        entries = tuple(turn.entry() for turn in turns)
+        names = distinct_names([Path(turn.entrant.specification.model) for turn in turns])
+        entries = tuple(turn.entry(name) for turn, name in zip(turns, names, strict=True))
     return Comparison(batch, entrants[0].specification.threads, rounds, entries)
 
 

@@ -23,6 +23,7 @@ from capsedge.runtime.profiling.profile import (
 from capsedge.runtime.profiling.profile_options import ProfileOptions
 from capsedge.runtime.profiling.worker import CONVERTED_SUFFIXES, Specification, ops_argument
 from capsedge.runtime.progress import Progress, silent
+from capsedge.runtime.result_summary import distinct_names
 from capsedge.runtime.session import Session
 
 # Peers that cannot read ONNX functions.
@@ -64,9 +65,10 @@ def profile_models(
     side_by_side = bool(peers) or len(sessions) > 1
     entrants = _entrants(sessions, peers, checkpoints, peer_model, module) if side_by_side else []
     report = ProfileReport({}, None, [])
-    for session in sessions:
+    names = distinct_names([session.path for session in sessions])
+    for session, name in zip(sessions, names, strict=True):
         one = profile(session, options, inputs=inputs, progress=progress)
-        report.runs += one.runs
+        report.runs += [replace(run, model=name) for run in one.runs]
         report.peaks, report.machine = report.peaks or one.peaks, one.machine
     if entrants:
         feeds = (
@@ -97,9 +99,10 @@ def _entrants(
     if peer_model is not None:
         read_bytes(peer_model)  # a missing file is not a failure of the peer
     entrants = []
-    for number, session in enumerate(sessions):
+    names = distinct_names([session.path for session in sessions])
+    for number, (session, name) in enumerate(zip(sessions, names, strict=True)):
         model = str(session.path)
-        suffix = f", {session.path.name}" if len(sessions) > 1 else ""
+        suffix = f", {name}" if len(sessions) > 1 else ""
         threads, device = session.backend.threads, session_device(session)
         if peers and device != "cpu":
             raise UsageError(

@@ -40,7 +40,7 @@ class BatchReport(Summarized):
         kind: the kind of source: ``folder``, ``parquet``, ``tar``, ``idx``, ``npz`` or ``npy``.
         images: rows of the table.
         failed: rows with an error.
-        atypical: rows whose images have no visible content.
+        atypical: rows whose images have nothing to see.
         parts: parts in which the source was read.
         resumed: parts that an earlier run had already finished.
         seconds: duration of this run.

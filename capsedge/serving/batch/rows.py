@@ -190,7 +190,7 @@ class Counts:
     Attributes:
         images: rows.
         failed: rows with an error.
-        atypical: rows whose images have no visible content.
+        atypical: rows whose images have nothing to see.
     """
 
     images: int = 0

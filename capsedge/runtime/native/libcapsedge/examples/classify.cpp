@@ -52,12 +52,11 @@ int complain(const capsedge::Error& error) {
 
 int main(int count, char** words) {
   capsedge::PredictOptions options;
-  bool asked = false;  // for several classes
   int at = 1;
   for (; at < count && words[at][0] == '-'; ++at) {
     const std::string word = words[at];
-    if (word == "--top" && at + 1 < count) asked = true, options.top(std::atoi(words[++at]));
-    else if (word == "--threshold" && at + 1 < count) asked = true, options.at_least(std::atof(words[++at]));
+    if (word == "--top" && at + 1 < count) options.top(std::atoi(words[++at]));
+    else if (word == "--threshold" && at + 1 < count) options.at_least(std::atof(words[++at]));
     else if (word == "--invert") options.dark_ink();
     else break;
   }
@@ -89,19 +88,19 @@ int main(int count, char** words) {
     if (!prediction) return complain(prediction.error());
     const capsedge::ImageResult answer = (*prediction)[0];
     if (answer.atypical) std::fprintf(stderr, "%s: nothing to see: %s\n", words[at], answer.atypical);
+    const std::string marked = answer.atypical ? " (nothing to see)" : "";
     if (regression) {
-      rows.push_back({words[at], answer.atypical ? "nothing to see" : values_text(*session, answer)});
+      rows.push_back({words[at], values_text(*session, answer) + marked});
       continue;
     }
     const size_t before = rows.size();
-    if (answer.atypical) rows.push_back({words[at], "nothing to see", ""});
     for (const capsedge_label& label : answer.labels) {
-      if (answer.atypical && !asked) break;
       char score[32];
       std::snprintf(score, sizeof score, "%.4f", label.score);
-      rows.push_back({rows.size() == before ? words[at] : "", label.name, score});
+      const bool first = rows.size() == before;
+      rows.push_back({first ? words[at] : "", std::string(label.name) + (first ? marked : ""), score});
     }
-    if (rows.size() == before) rows.push_back({words[at], "-", ""});
+    if (rows.size() == before) rows.push_back({words[at], "-" + marked, ""});
   }
   if (rows.size() > 1) print_table(model.substr(model.rfind('/') + 1) + ", " + about->ops + " operators", rows);
   return code;
