@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 import sys
 import zipfile
 from pathlib import Path
@@ -11,7 +12,9 @@ import pytest
 
 from capsedge.runtime.backends import native_library
 from capsedge.serving.deploy import web
+from tests.conftest import ROOT
 from tests.native import library
+from tests.release import conftest
 from tools import wheels
 
 OTHER = next(p for p in wheels.PROCESSORS if p != platform.machine())
@@ -95,3 +98,40 @@ def test_without_the_page_nothing_is_built(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(SystemExit, match=rf"(?s)^error: .*{tmp_path}/site .*`make web`"):
         wheels.main()
     assert not (tmp_path / "dist").exists()
+
+
+def test_what_a_target_installs_may_be_missing_only_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(conftest.REQUIRED, raising=False)
+    with pytest.raises(pytest.skip.Exception):
+        conftest.missing("a tool")
+    monkeypatch.setenv(conftest.REQUIRED, "1")
+    with pytest.raises(pytest.fail.Exception, match="a tool"):
+        conftest.missing("a tool")
+
+
+def test_slow_tests_of_releases_skip_only_for_what_their_target_installs() -> None:
+    """A skip for a file that is not there once hid that wheels could not be made."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    sources = [
+        path.read_text(encoding="utf-8")
+        for path in sorted((ROOT / "tests" / "release").glob("*.py"))
+    ]
+    slow = [
+        text
+        for text in sources
+        if re.search(r"^pytestmark = .*\n?.*pytest\.mark\.slow", text, re.M)
+    ]
+    assert len(slow) > 4
+    assert [text for text in slow if re.search(r"pytest\.(skip|importorskip|xfail)\(", text)] == []
+    reasons = [
+        reason for text in sources for reason in re.findall(r" missing\(\s*f?\"(.+)\"\s*\)", text)
+    ]
+    targets = [re.search(r": make (test-[a-z]+)$", reason) for reason in reasons]
+    assert len(targets) >= 3
+    assert all(
+        found
+        and re.search(rf"^{found[1]}:.*\n(\t.*\n)*\tCAPSEDGE_REQUIRE_RELEASE=1 ", makefile, re.M)
+        for found in targets
+    )

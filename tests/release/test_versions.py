@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement  # which pytest brings
 
 from tests.conftest import ROOT
 from tests.release import interpreters
@@ -16,11 +17,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 def pins(version: str) -> list[str]:
     """The lines of the constraints that hold for a version, without their markers."""
-    packaging = pytest.importorskip("packaging.requirements")
     found = []
     for line in (ROOT / "constraints.txt").read_text().splitlines():
         if line and not line.startswith("#"):
-            one = packaging.Requirement(line)
+            one = Requirement(line)
             if one.marker is None or one.marker.evaluate({"python_version": version}):
                 found.append(f"{one.name}{one.specifier}")
     return found
