@@ -36,6 +36,7 @@ def checked(data: bytes, name: str, bounds: Bounds = ONE_IMAGE) -> bytes:
         bounds: how much it may compute.
 
     Raises:
+        EnvironmentProblem: ONNX Runtime is installed, but cannot be imported or is too old.
         ArtefactError: onnx or ONNX Runtime refuses it.
         UnsupportedModelError: it is too large, is in training mode, or draws random numbers.
     """
@@ -76,11 +77,11 @@ def main() -> None:
     name = given.pop("name")
     answer = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # libraries print
-    if importlib.util.find_spec("onnxruntime") is not None:
-        start_onnxruntime()
-    forbid_new_files()
     better = b""
     try:
+        if importlib.util.find_spec("onnxruntime") is not None:
+            start_onnxruntime()
+        forbid_new_files()
         better = check(FileIO(0, closefd=False).readall(), name, Bounds(**given))
         document: dict[str, object] = {}
     except CapsedgeError as error:

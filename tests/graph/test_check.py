@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import capsedge
-from capsedge.errors import ArtefactError, UnsupportedModelError
+from capsedge.errors import ArtefactError, EnvironmentProblem, UnsupportedModelError
 from capsedge.exporters.c.write_c import write_c
 from capsedge.graph import check
 from capsedge.graph.check import checked
@@ -354,3 +354,9 @@ def test_weights_that_are_not_finite_are_named(model: onnx.ModelProto, reason: s
     except ArtefactError as error:
         found = error.why
     assert reason in found if reason else not found, found
+
+
+def test_an_old_runtime_is_an_error_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onnxruntime.__version__", "1.2.0")
+    with pytest.raises(EnvironmentProblem, match=r"ONNX Runtime 1\.2\.0 is too old"):
+        checked(unsorted().SerializeToString(), "file.onnx")
