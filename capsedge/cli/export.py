@@ -163,6 +163,7 @@ def _export_user_module(subject: UserModuleSpec, example: str, job: _Job) -> Non
 
     own = load_user_module(subject)
     inputs = read_example(example, own.module)
+    own.check_saved(inputs.tensors, job.options.batch or 0)
     for note in own.notes:
         log(f"note: {note}")
     if own.weights is None:

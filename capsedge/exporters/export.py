@@ -44,6 +44,7 @@ from capsedge.graph.target_runtimes import resolve
 from capsedge.models import CapsuleModel, with_iterations
 from capsedge.models.finite_weights import check_finite
 from capsedge.models.looked_up_tables import TableBounds, table_bounds
+from capsedge.models.unsaved_tensors import unregistered
 from capsedge.options import takes
 from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime
 from capsedge.runtime.files.writing import OUTPUT, as_path, check_writable, write_bytes
@@ -155,6 +156,7 @@ def export(
             ready = prepared(batch)
             fixed = (error.note,)
         subject, stated, declared, own, rewrites, lowered = ready
+        unsaved = () if ours else unregistered(module, subject.module, subject.example)
         cases, left_out = _cases(subject, batch, own)
         progress(f"comparing with PyTorch on {len(cases)} inputs")
         session = checks.session_of(lowered.runnable)
@@ -200,6 +202,7 @@ def export(
         parity=parity,
         scores=scores_output(declared, subject.outputs),
         score_warnings=warnings,
+        unregistered=unsaved,
     )
     if not report.passed:
         progress("looking for the node that differs")

@@ -98,6 +98,7 @@ class ExportReport(Summarized):
         atol, rtol: tolerances of the comparison.
         parity: every comparison made.
         scores: the output that decides the class; None if the file states none.
+        unregistered: tensors that the module computes with and its state dict lacks, by name and shape.
         score_warnings: reasons why the scores may be meaningless.
     """
 
@@ -118,6 +119,7 @@ class ExportReport(Summarized):
     parity: tuple[CaseParity, ...]
     scores: ScoresOutput | None = None
     score_warnings: tuple[str, ...] = ()
+    unregistered: tuple[str, ...] = ()
 
     def _summary(self) -> Summary:
         verdict = "PASSED" if self.passed else "FAILED"
@@ -130,11 +132,15 @@ class ExportReport(Summarized):
             *([Row("scores", str(self.scores))] if self.scores else []),
             Row("operators", ", ".join(f"{n} {kind}" for kind, n in self.operators.items())),
             *(Row(name, effect) for name, effect in self.rewrites.items()),
+            *(Row("not in the state dict", name) for name in self.unregistered),
             *(Row("note", note) for note in (*self.notes, *self.warnings)),
         ]
         nodes = f"{sum(self.operators.values())} nodes, ops '{self.ops}'"
         first = f"{short(self.path.name) if self.path else 'dry run'}: {format_bytes(self.size)}, {nodes}"
-        return Summary("ExportReport", [first, proof], rows)
+        lines = [first, proof]
+        if self.unregistered:
+            lines.append(f"not in the state dict: {', '.join(self.unregistered)}")
+        return Summary("ExportReport", lines, rows)
 
     @property
     def dry_run(self) -> bool:

@@ -200,6 +200,8 @@ def compare(
     fixed = _fixed(theirs.module)
     inputs = Inputs(model.config.preprocessing, images)
     _check_repeatable(theirs.module, inputs, model.config.fixed_batch or BATCH)
+    first = batches(next(iter(inputs)).inputs, model.config.fixed_batch or BATCH)[0]
+    theirs.check_saved([first])
     batch = model.config.fixed_batch or BATCH
     found = _differences(model.eval(), theirs.module, inputs, batch, progress)
     facts = theirs.facts()

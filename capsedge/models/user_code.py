@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import linecache
+import random
 import re
 import sys
 import sysconfig
@@ -12,8 +13,10 @@ import traceback
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -71,6 +74,21 @@ def on_cpu() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed the random numbers of Python, NumPy and PyTorch within this context."""
+    python, arrays = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        random.seed(seed)
+        np.random.seed(seed)
+        torch.manual_seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(arrays)
+
+
 _TYPES = (
     "FloatTensor",
     "DoubleTensor",
@@ -125,6 +143,16 @@ def code_location(filename: str, number: int) -> str:
     """A line of code as text."""
     code = linecache.getline(filename, number).strip()
     return f"{Path(filename).name}:{number}" + (f": {code}" if code else "")
+
+
+def innermost_line() -> str:
+    """The line of the user's code that is running; empty if there is none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if is_user_code(frame.f_code.co_filename):
+            return code_location(frame.f_code.co_filename, frame.f_lineno)
+        frame = frame.f_back
+    return ""
 
 
 def lines_with(module: nn.Module, words: str) -> list[str]:

@@ -14,17 +14,18 @@ import inspect
 import json
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
 from capsedge.errors import CapsedgeError, UsageError
-from capsedge.models.user_code import code_location, is_user_code, on_cpu
+from capsedge.models.example_inputs import in_order
+from capsedge.models.unsaved_tensors import check_saved
+from capsedge.models.user_code import code_location, is_user_code, on_cpu, seeded
 from capsedge.models.user_weights import load_weights
 from capsedge.runtime.files.json_documents import Malformed, parse
 from capsedge.runtime.files.writing import sha256
@@ -60,6 +61,7 @@ class UserModule:
         name: name of the class or function.
         code: the file that defines it; None if unknown.
         notes: remarks on the weights for the user.
+        again: the module built with other random numbers, with the same weights; None without weights.
     """
 
     module: nn.Module
@@ -67,6 +69,25 @@ class UserModule:
     name: str
     code: Path | None
     notes: tuple[str, ...] = ()
+    again: nn.Module | None = None
+
+    def check_saved(self, inputs: Sequence[Tensor] | Mapping[str, Tensor], batch: int = 0) -> None:
+        """Refuse values that come neither from the weights nor are equal each time the module is built.
+
+        Args:
+            inputs: an example, in order or by name; batch first.
+            batch: the size of a batch that the module takes; 0 if it is not known.
+
+        Raises:
+            UnsupportedModelError: it names them.
+        """
+        if self.again is None or self.weights is None:
+            return
+        both = [self.module, self.again]
+        if isinstance(inputs, Mapping):
+            both = [in_order(each, tuple(inputs)) for each in both]
+            inputs = tuple(inputs.values())
+        check_saved(both[0], both[1], inputs, self.weights.name, batch)
 
     @property
     def weights(self) -> Path | None:
@@ -100,12 +121,13 @@ def load_user_module(spec: UserModuleSpec) -> UserModule:
             "Use --module capsnet.py:CapsNet, or --module package.module:CapsNet.",
         )
     positional, keywords = _arguments(spec.args)
-    with _running(spec.module):
-        code = _imported(where)
-    made = _attribute(code, where, name)
-    torch.manual_seed(0)
-    with _running(spec.module, made):
-        module = made if isinstance(made, nn.Module) else made(*positional, **keywords)
+    before = set(sys.modules)
+    with seeded(0):
+        with _running(spec.module):
+            code = _imported(where)
+        made = _attribute(code, where, name)
+        with _running(spec.module, made):
+            module = made if isinstance(made, nn.Module) else made(*positional, **keywords)
     if not isinstance(module, nn.Module):
         raise UsageError(
             f"{spec.module} is not a PyTorch module.",
@@ -113,17 +135,62 @@ def load_user_module(spec: UserModuleSpec) -> UserModule:
             "Name a subclass of torch.nn.Module, or a function that returns an instance.",
         )
     notes: tuple[str, ...] = ()
+    again = None
     if spec.weights:
+        again = _built_again(where, name, made, (positional, keywords), before)
         loaded = load_weights(module, spec.weights)
         notes = (
             (f"weights read from {Path(spec.weights).name}{loaded.location}",)
             if loaded.location
             else ()
         ) + loaded.notes
+        if again is not None:
+            again = _with_state(again, module)
     with contextlib.suppress(TypeError, OSError):
         found = inspect.getsourcefile(made if callable(made) else type(made))
-        return UserModule(module.eval(), spec, name, Path(found) if found else None, notes)
-    return UserModule(module.eval(), spec, name, None, notes)
+        return UserModule(module.eval(), spec, name, Path(found) if found else None, notes, again)
+    return UserModule(module.eval(), spec, name, None, notes, again)
+
+
+def _built_again(
+    where: str,
+    name: str,
+    made: Any,
+    arguments: tuple[list[Any], dict[str, Any]],
+    before: set[str],
+) -> nn.Module | None:
+    """The module built once more with other random numbers; None if its code does not allow it.
+
+    The code is imported anew, because it may draw numbers outside the class. If that fails, as where it
+    registers something, the class that was imported is called again.
+
+    Args:
+        before: the names of the Python modules that were there before the code was imported.
+    """
+    positional, keywords = arguments
+    own = {
+        key: sys.modules.pop(key)
+        for key in list(sys.modules)
+        if key not in before and is_user_code(getattr(sys.modules[key], "__file__", None) or "<")
+    }
+    try:
+        with contextlib.suppress(Exception, SystemExit), seeded(1), on_cpu():
+            made = _attribute(_imported(where), where, name)
+    finally:
+        sys.modules.update(own)
+    with contextlib.suppress(Exception, SystemExit), seeded(1), on_cpu():
+        built = made if isinstance(made, nn.Module) else made(*positional, **keywords)
+        return built.eval() if isinstance(built, nn.Module) else None
+    return None
+
+
+def _with_state(again: nn.Module, module: nn.Module) -> nn.Module | None:
+    """The second module with the weights of the first; None if its tensors differ."""
+    try:
+        again.load_state_dict(module.state_dict())
+    except RuntimeError:
+        return None
+    return again
 
 
 def _described(value: Any) -> str:

@@ -22,6 +22,7 @@ from capsedge.exporters.flat_module import Scored, default_fp64, named_outputs
 from capsedge.exporters.repeatability import check_repeatable
 from capsedge.exporters.traced_routing import trace_routing
 from capsedge.models import CapsuleModel, with_iterations
+from capsedge.models.unsaved_tensors import check_saved
 from capsedge.models.user_code import on_cpu
 from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.metadata import ModelMetadata, Provenance, provenance_of, reference_options
@@ -64,6 +65,8 @@ class Reference:
         self.module = copy.deepcopy(module).eval().float()
         self.outputs = tuple(outputs)
         self._fp64: nn.Module | None = None
+        self.again: nn.Module | None = None  # built anew with the same weights
+        self.weights = ""
 
     def run(self, *inputs: NDArray[Any], dtype: torch.dtype = torch.float32) -> Arrays:
         """All outputs of the artefact, by name, as this module computes them.
@@ -97,14 +100,16 @@ class Reference:
         return self._fp64
 
     def check_repeatable(self, *inputs: NDArray[Any]) -> None:
-        """Refuse a module of the user's whose answers to the same inputs differ.
+        """Refuse a module of the user's whose answers differ, or whose weights are not all saved.
 
         Raises:
-            UnsupportedModelError: they do; the error names the line.
+            UnsupportedModelError: the error names the line, or the tensors.
         """
         if not isinstance(self.module, CapsuleModel):
             given = [torch.from_numpy(np.ascontiguousarray(each)) for each in inputs]
             check_repeatable(self.module, self._rounded, [given])
+            if self.again is not None:
+                check_saved(self.module, self.again, given, self.weights, self.batch or 0)
 
     def conditioning(self, *inputs: NDArray[Any]) -> Arrays | None:
         """How far one rounding of all inputs and weights to FP32 moves each pose, the largest of a few draws.

@@ -153,6 +153,10 @@ def certify(
     ranks = {p.name: len(p.shape) for p in session.outputs if p.name != session.roles.escalated}
     names = expected_of(module, ranks)
     source = Reference(module, names, ranks, session.metadata, session.backend.batches.fixed)
+    if isinstance(reference, UserModule):
+        ports = [port.name for port in session.inputs]
+        again = None if reference.again is None else in_order_of(reference.again, ports)
+        source.again, source.weights = again, Path(reference.spec.weights).name
     limits = limits.of_outputs(source.outputs)
     runs = _image_runs if images else array_runs
     step = _steps(progress, len(samples) + len(hard))

@@ -354,3 +354,31 @@ def test_two_batches_are_merged() -> None:
     assert model.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "N"
     with pytest.raises(GraphsDiffer, match="does not follow N"):
         merge(_shaped(3), _shaped(5, 1), FreeAxis("N", (3, 5)))
+
+
+class _WithTable(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 3)
+        self.table = torch.linspace(0, 1, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.layer(x) + self.table
+        return y
+
+
+def test_the_report_lists_tensors_outside_the_state_dict() -> None:
+    report = capsedge.export(_WithTable(), None, example=EXAMPLE)
+    assert report.unregistered == ("table [3]",)
+    assert report.to_dict()["unregistered"] == ("table [3]",)
+    assert "table [3]" in str(report)
+
+
+def test_a_module_that_is_not_finite_is_refused_by_name(tmp_path: Path) -> None:
+    module = _WithTable()
+    with torch.no_grad():
+        module.layer.weight[1, 2] = torch.nan
+    with pytest.raises(UsageError, match="not finite") as caught:
+        capsedge.export(module, tmp_path / "a.onnx", example=EXAMPLE)
+    assert caught.value.details == ("layer.weight [3, 4]: 1 of 12, the first is nan at [1, 2]",)
+    assert not list(tmp_path.iterdir())
