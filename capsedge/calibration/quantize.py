@@ -129,7 +129,12 @@ def _read(source: FloatModel, data: Path | ImageSet, split: str) -> ImageSet:
     if not isinstance(found, ImageSet):
         classes = not source.session.roles.values
         found = read_images(
-            found, source.preprocessing, split, inputs=source.inputs, classes=classes
+            found,
+            source.preprocessing,
+            split,
+            inputs=source.inputs,
+            classes=classes,
+            rule=None if source.metadata is None else source.metadata.training_split,
         )
     missing = [name for name in list(source.inputs)[1:] if name not in found.others]
     if missing:

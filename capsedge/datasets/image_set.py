@@ -38,6 +38,8 @@ class ImageSet:
         others: what the model's other inputs take ``[N, ...]``, by name.
         ignored: what the source has and nothing uses, such as a regression's labels; else empty.
         targets: values to estimate ``[N, K]``; None if not known.
+        share: how many of the source's images these are, and whether a network was trained on them; empty if
+            the source itself is divided, or not at all.
     """
 
     source: str
@@ -50,6 +52,7 @@ class ImageSet:
     others: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     ignored: str = ""
     targets: NDArray[np.float64] | None = None
+    share: str = ""
 
     def __len__(self) -> int:
         return len(self.images)
@@ -63,7 +66,7 @@ class ImageSet:
     @property
     def described(self) -> str:
         """Which images these are, for the figures that are measured on them."""
-        which = f"{self.split} split" if self.split else "no train/test split"
+        which = self.share or (f"{self.split} split" if self.split else "no train/test split")
         return f"{self.source}, {which}"
 
     @property
@@ -129,6 +132,11 @@ class ImageSet:
             mine, theirs = self._input_checksums, other._input_checksums
         known = set(theirs)
         return np.array([checksum in known for checksum in mine], bool)
+
+    @property
+    def checksums(self) -> list[bytes]:
+        """The SHA-256 of every image and its other inputs."""
+        return self._pixel_checksums
 
     @property
     def _form(self) -> tuple[Any, ...]:

@@ -22,11 +22,13 @@ from capsedge.datasets.class_folders import (
     read_classes,
     read_prepared,
 )
+from capsedge.datasets.division import divided
 from capsedge.datasets.image_set import ImageSet, check_finite
 from capsedge.errors import UsageError
 from capsedge.runtime.files.formats import identify_path
 from capsedge.runtime.files.reading import FOLDER, list_folder, path_kind
 from capsedge.runtime.metadata import Preprocessing
+from capsedge.runtime.training_split import TrainingSplit
 
 _IDX_IMAGES, _IDX_LABELS = "-images-idx3-ubyte", "-labels-idx1-ubyte"
 _IDX_STEMS = {"train": "train", "test": "t10k", "validation": "validation"}
@@ -42,6 +44,7 @@ def read_images(
     limit: int | None = None,
     inputs: Mapping[str, str] | None = None,
     classes: bool = True,
+    rule: TrainingSplit | None = None,
 ) -> ImageSet:
     """Images, or other inputs, for evaluating or calibrating a model, with labels if they are known.
 
@@ -54,6 +57,7 @@ def read_images(
         limit: number of images to read, from the first on.
         inputs: the model's inputs: numpy's type by name; None if the model is not known.
         classes: whether labels are numbers of classes. Those of an archive for a regression are not read.
+        rule: as for `read_split`.
 
     Raises:
         UsageError: the source cannot be read, is empty, or does not fit the model.
@@ -80,7 +84,9 @@ def read_images(
     elif key == "folder":
         files = images_of(source)
         data = (
-            _images(source, files, prep, limit) if files else read_split(source, split, prep, limit)
+            _images(source, files, prep, limit)
+            if files
+            else read_split(source, split, prep, limit, rule)
         )
     elif key == "image":
         data = _images(source, [source], prep, None)
@@ -96,7 +102,11 @@ def read_images(
 
 
 def read_split(
-    source: Path | str, split: str, prep: Preprocessing, limit: int | None = None
+    source: Path | str,
+    split: str,
+    prep: Preprocessing,
+    limit: int | None = None,
+    rule: TrainingSplit | None = None,
 ) -> ImageSet:
     """One split of a data set: pixels ``[N, H, W, C]`` and labels.
 
@@ -110,6 +120,7 @@ def read_split(
             them.
         prep: the model's preprocessing, used to size images of a folder.
         limit: number of images to read, from the first on.
+        rule: which images of a folder without test images were held out when the model was trained on it.
 
     Returns:
         A set whose ``split`` is ``train``, ``test`` or ``validation``; empty if the source is one set, in
@@ -142,11 +153,28 @@ def read_split(
         if archives:
             data = _labelled(_archive(source / archives[0], limit, prep, {}))
             return replace(data, split=SPLITS[name])
+    if rule is not None and classes_of(source, "test")[1] != "test":
+        part = _by_rule(source, split, prep, limit, rule)
+        if part is not None:
+            return part
     inside, of = classes_of(source, split)
     pixels, labels = read_classes(inside, prep, limit, class_names(source))
     if len(pixels) == 0:
         raise _no_classes(source, inside, split)
     return ImageSet(source.name, pixels, labels, split=of, whole=limit is None)
+
+
+def _by_rule(
+    source: Path, split: str, prep: Preprocessing, limit: int | None, rule: TrainingSplit
+) -> ImageSet | None:
+    """The part of a folder that a model's training held out, or kept; None if it is another folder."""
+    inside, _ = classes_of(source, "train")
+    pixels, labels = read_classes(inside, prep, None, class_names(source))
+    images = ImageSet(source.name, pixels, labels)
+    if not rule.covers(images.checksums):
+        return None
+    part = divided(images, rule)[split]
+    return part if limit is None else part.draw(limit)
 
 
 def _no_classes(source: Path, inside: Path, split: str) -> UsageError:

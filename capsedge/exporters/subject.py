@@ -131,6 +131,7 @@ def of_capsule_model(
             checkpoint_sha256=checkpoint_sha256,
             origin=model.origin,
             typical_input=model.typical_input,
+            training_split=model.training_split,
         ),
         traced=traced,
     )

@@ -102,4 +102,5 @@ def with_iterations(model: CapsuleModel, iterations: int) -> CapsuleModel:
             f"{iterations} routing iterations instead of {model.config.iterations}"
         )
     changed.typical_input = model.typical_input
+    changed.training_split = model.training_split
     return changed.eval()

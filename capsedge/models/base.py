@@ -17,6 +17,7 @@ from capsedge.errors import UsageError
 from capsedge.models.configs import ModelConfig
 from capsedge.models.stems import make_stem, stem_grid
 from capsedge.runtime.origin import Origin
+from capsedge.runtime.training_split import TrainingSplit
 from capsedge.runtime.typical_input import TypicalInput
 from capsedge.spec import limits
 
@@ -51,11 +52,13 @@ class CapsuleModel(nn.Module, ABC):
         origin: the source of imported weights; None for others.
         typical_input: properties of images like those in training; None if the checkpoint does not state
             them.
+        training_split: which images were held out from training; None if the checkpoint does not state it.
     """
 
     score_name = "lengths"
     origin: Origin | None = None
     typical_input: TypicalInput | None = None
+    training_split: TrainingSplit | None = None
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

@@ -28,6 +28,7 @@ from capsedge.runtime.files.safetensors import read_header
 from capsedge.runtime.files.writing import WEIGHTS, as_path, write_bytes
 from capsedge.runtime.inspection import CONFIG_KEY
 from capsedge.runtime.origin import origin_of
+from capsedge.runtime.training_split import training_split_of
 from capsedge.runtime.typical_input import typical_input_of
 from capsedge.spec import limits
 
@@ -107,6 +108,7 @@ def load_checkpoint(path: Path | str) -> CapsuleModel:
         model.load_state_dict(values)
     model.origin = origin_of(path)
     model.typical_input = typical_input_of(path)
+    model.training_split = training_split_of(path)
     return model.eval()
 
 

@@ -340,7 +340,10 @@ def _halves(networks: NetworkPair, data: Images, count: int, seed: int) -> _Halv
     elif isinstance(data, np.ndarray):
         pool = as_images(data, prep, inputs)
     else:
-        pool = read_images(Path(data), prep, "train", inputs=inputs)
+        rule = networks.fit.metadata.training_split
+        pool = read_images(Path(data), prep, "train", inputs=inputs, rule=rule)
+        if pool.share:  # of a folder without a split, the images that were held out from training
+            pool = read_images(Path(data), prep, "test", inputs=inputs, rule=rule)
         if Path(data).name.startswith(("t10k", "test")):
             warnings.append(
                 f"{Path(data).name} is named like a test set: results must not be reported on "

@@ -47,6 +47,7 @@ from capsedge.runtime.files.writing import (
 )
 from capsedge.runtime.origin import PRUNING_KEY, Pruned, pruned_of
 from capsedge.runtime.progress import Progress, silent
+from capsedge.runtime.training_split import TRAINING_SPLIT_KEY
 from capsedge.runtime.typical_input import TYPICAL_INPUT_KEY
 
 # --- The work folder: one training run per round, so that a run can be resumed ---
@@ -178,7 +179,7 @@ class _Pruning:
     def by_data(self, data: Path) -> PruningReport:
         """Rounds of pruning and fine-tuning, and the gate."""
         limit = self.options.limit
-        images = read(data, self.parent.config, limit, self.options.seed)
+        images = read(data, self.parent, limit, self.options.seed)
         self.warnings.append(
             "the parent may have been trained on the held-out images, so its accuracy there may be "
             "too high"
@@ -189,7 +190,7 @@ class _Pruning:
         settings = [sha256(self.checkpoint), stated, asdict(recipe)]
         open_work(work, json.dumps(settings, sort_keys=True), self.options.resume)
         best, rounds = self._rounds(images, recipe, work)
-        test = read_test(data, self.parent.config, limit, images)
+        test = read_test(data, self.parent, limit, images)
         outcome = Evaluator(self.parent, images.held_out if test is None else test).outcome(best)
         counts: dict[str, int | str] = {
             "fine_tuning": len(images.training),
@@ -319,6 +320,8 @@ class _Pruning:
         extra = {PRUNING_KEY: dump(lineage.to_dict())}
         if self.parent.typical_input is not None:
             extra[TYPICAL_INPUT_KEY] = dump(self.parent.typical_input.to_dict())
+        if self.parent.training_split is not None:
+            extra[TRAINING_SPLIT_KEY] = dump(self.parent.training_split.to_dict())
         if self._tuned is not None and (training := training_of(self._tuned)) is not None:
             extra[TRAINING_KEY] = dump(asdict(training))
         save_checkpoint(model, place, extra)

@@ -12,7 +12,6 @@ from capsedge.datasets import ImageSet, read_split
 from capsedge.errors import UsageError
 from capsedge.metrics import check_above_chance
 from capsedge.models import CapsuleModel
-from capsedge.models.configs import ModelConfig
 from capsedge.models.training.evaluate import predict_all
 from capsedge.runtime.predictions import DEFAULT_THRESHOLD
 
@@ -33,7 +32,7 @@ class PruningImages:
     held_out: ImageSet
 
 
-def read(data: Path, config: ModelConfig, limit: int | None, seed: int) -> PruningImages:
+def read(data: Path, model: CapsuleModel, limit: int | None, seed: int) -> PruningImages:
     """Read and divide the training images; the test images are not touched.
 
     Args:
@@ -42,7 +41,8 @@ def read(data: Path, config: ModelConfig, limit: int | None, seed: int) -> Pruni
     Raises:
         UsageError: they cannot be read, have no labels, or are too few.
     """
-    whole = read_split(data, "train", config.preprocessing, limit)
+    config = model.config
+    whole = read_split(data, "train", config.preprocessing, limit, model.training_split)
     if whole.classes.max(initial=0) >= config.classes:
         raise UsageError(
             f"The data has class {whole.classes.max()}.",
@@ -60,7 +60,7 @@ def read(data: Path, config: ModelConfig, limit: int | None, seed: int) -> Pruni
 
 
 def read_test(
-    data: Path, config: ModelConfig, limit: int | None, images: PruningImages
+    data: Path, model: CapsuleModel, limit: int | None, images: PruningImages
 ) -> ImageSet | None:
     """The test images, which are read only once, at the end; None if the data has none.
 
@@ -68,7 +68,7 @@ def read_test(
         UsageError: some are among the training images.
     """
     try:
-        test = read_split(data, "test", config.preprocessing, limit)
+        test = read_split(data, "test", model.config.preprocessing, limit, model.training_split)
     except UsageError:
         return None
     if not test.split:

@@ -364,4 +364,5 @@ def _kept(model: CapsuleModel, group: Group, keep: tuple[int, ...]) -> CapsuleMo
     smaller = build(group.shrink(model.config, keep)).to(next(model.parameters()).dtype)
     smaller.load_state_dict(state)
     smaller.typical_input = model.typical_input
+    smaller.training_split = model.training_split
     return smaller.eval()

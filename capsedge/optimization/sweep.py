@@ -41,6 +41,7 @@ from capsedge.runtime.result_summary import (
     save_figure,
 )
 from capsedge.runtime.runtime_options import RuntimeOptions
+from capsedge.runtime.training_split import TrainingSplit
 
 # --- The search ---
 
@@ -174,8 +175,8 @@ def _swept(
     sums = [sha256(found.checkpoint) for found in models if found.checkpoint is not None]
     with ExitStack() as stack:
         scratch = stack.enter_context(temporary_folder())
-        config = models[0].model.config
-        calibration, search, warnings = _training_images(config, data)
+        config, rule = models[0].model.config, models[0].model.training_split
+        calibration, search, warnings = _training_images(config, data, rule)
         images = digest_of((calibration.digest() + search.digest()).encode()).hexdigest()
         folder = scratch if options.keep is None else options.keep
         state = State(folder, images)
@@ -193,7 +194,7 @@ def _swept(
                 "There are no candidates.", f"{warnings[-1]}.", "Add --couplings routed."
             )
         points = pareto(_timed(made, options.threads, progress))
-        tested, notes = _test_images(config, data, (calibration, search), options.limit)
+        tested, notes = _test_images(config, data, rule, (calibration, search), options.limit)
         points = [_tested(p, folder, tested, progress) if p.front else p for p in points]
     return SweepReport(
         models=tuple(found.name for found in models),
@@ -237,13 +238,15 @@ def _check(models: Sequence[NamedModel], options: SweepOptions) -> None:
         )
 
 
-def _training_images(config: ModelConfig, data: Path) -> tuple[ImageSet, ImageSet, list[str]]:
+def _training_images(
+    config: ModelConfig, data: Path, rule: TrainingSplit | None
+) -> tuple[ImageSet, ImageSet, list[str]]:
     """Images to calibrate on, and others to compare candidates on; at most two thirds of the training images.
 
     Raises:
         UsageError: the data has no labels, or too few images.
     """
-    pool = read_images(data, config.preprocessing, "train")
+    pool = read_images(data, config.preprocessing, "train", rule=rule)
     if pool.labels is None:
         raise UsageError(
             f"{pool.source} has no labels.",
@@ -271,10 +274,14 @@ def _training_images(config: ModelConfig, data: Path) -> tuple[ImageSet, ImageSe
 
 
 def _test_images(
-    config: ModelConfig, data: Path, used: Sequence[ImageSet], limit: int | None
+    config: ModelConfig,
+    data: Path,
+    rule: TrainingSplit | None,
+    used: Sequence[ImageSet],
+    limit: int | None,
 ) -> tuple[ImageSet, list[str]]:
     """The images for the report, without any that the search has seen; and warnings."""
-    tested = read_images(data, config.preprocessing, "test")
+    tested = read_images(data, config.preprocessing, "test", rule=rule)
     count = len(tested)
     for seen in used:
         tested = tested.without(seen)

@@ -18,6 +18,7 @@ from capsedge.runtime.files.json_documents import Malformed, decode, dump, parse
 from capsedge.runtime.origin import Origin
 from capsedge.runtime.routing_trace import TraceOutputs
 from capsedge.runtime.scores import ChosenScores
+from capsedge.runtime.training_split import TrainingSplit
 from capsedge.runtime.typical_input import TypicalInput
 from capsedge.spec import limits
 from capsedge.spec.fields import FIELDS, LEAST_SIDE, PREFIX, SCHEMA
@@ -175,6 +176,7 @@ class ModelMetadata:
         outputs: which outputs hold the results; None for ``lengths`` or ``logits``, and ``poses``.
         origin: where imported weights come from, as the file claims; None for others.
         typical_input: what images as in training are like; None if the file does not state it.
+        training_split: which images were held out from training; None if it is not known.
         cascade: the two networks of a cascade; None for others. The rest describes the large one.
         trace: the outputs with the values of every routing iteration; None if the file has none.
         fused_routing: the routed layers of a network that is not one of the package; None for others.
@@ -195,6 +197,7 @@ class ModelMetadata:
     outputs: Outputs | None = None
     origin: Origin | None = None
     typical_input: TypicalInput | None = None
+    training_split: TrainingSplit | None = None
     cascade: Cascade | None = None
     trace: TraceOutputs | None = None
     fused_routing: FusedRouting | None = None

@@ -114,6 +114,14 @@ _TYPICAL_INPUT = (
     Field("images", "integer", "number of images that the spans come from", 0),
     Field("data_sha256", "string", "digest of these images", ""),
 )
+_TRAINING_SPLIT = (
+    Field("seed", "integer", "seed of the drawing"),
+    Field("test", "string", "threshold of each class for test images, 8 hexadecimal digits each"),
+    Field("validation", "string", "the same for validation images"),
+    Field(
+        "sample", "string", "64 bits of the checksums of up to 64 training images, in hexadecimal"
+    ),
+)
 _PARENT = (
     Field("file", "string", "name of the file"),
     Field("sha256", "string", "checksum of the file"),
@@ -293,6 +301,16 @@ FIELDS = (
         nullable=True,
         members=_TYPICAL_INPUT,
         limit="TYPICAL_INPUT_BYTES",
+    ),
+    Field(
+        "training_split",
+        "object",
+        "which images of a folder without test images were held out from training: those for which the first "
+        "32 bits of SHA-256(seed, SHA-256(pixels)) are below the threshold of their class",
+        None,
+        nullable=True,
+        members=_TRAINING_SPLIT,
+        limit="TRAINING_SPLIT_BYTES",
     ),
     Field(
         "cascade",

@@ -58,6 +58,11 @@ TYPICAL_INPUT_BYTES = _limit(
     4 * KIB,
     "the [typical input](metadata.md#nothing-to-see), in the metadata or in a checkpoint",
 )
+TRAINING_SPLIT_BYTES = _limit(
+    "TRAINING_SPLIT_BYTES",
+    2 * MIB,
+    "the [training split](metadata.md#every-field), in the metadata or in a checkpoint",
+)
 CASCADE_BYTES = _limit(
     "CASCADE_BYTES", 16 * KIB, "the description of a [cascade](metadata.md#cascade)"
 )
@@ -349,6 +354,7 @@ OPTIONS = {
     "WIRE_FIELDS": "fields",
     "METADATA_BYTES": "metadataBytes",
     "TYPICAL_INPUT_BYTES": "typicalInputBytes",
+    "TRAINING_SPLIT_BYTES": "trainingSplitBytes",
     "CASCADE_BYTES": "cascadeBytes",
     "TRACE_BYTES": "traceBytes",
     "TRACED_BYTES": "tracedBytes",

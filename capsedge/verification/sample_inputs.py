@@ -26,6 +26,7 @@ from capsedge.runtime.images.preprocessing import normalized, prepare
 from capsedge.runtime.metadata import Preprocessing
 from capsedge.runtime.onnx_file.summary import read_harmless
 from capsedge.runtime.session import Session
+from capsedge.runtime.training_split import TrainingSplit
 from capsedge.runtime.zoo import samples_folder
 
 # --- Images: real samples, and hard cases that data sets do not contain ---
@@ -40,17 +41,21 @@ def load_samples(
     limit: int | None,
     inputs: Mapping[str, str] | None = None,
     classes: bool = True,
+    rule: TrainingSplit | None = None,
 ) -> ImageSet:
     """Samples of a data set (its test split), an archive, an idx file or images.
 
     Args:
-        source, prep, limit, inputs, classes: as for ``datasets.read_images``.
+        source, prep, limit, inputs, classes, rule: as for ``datasets.read_images``.
 
     Raises:
         UsageError: the source cannot be read, or does not fit the model.
     """
-    found = read_images(source, prep, "test", limit, inputs, classes)
-    name = str(source) if found.whole else f"{source} (first {len(found)})"
+    found = read_images(source, prep, "test", limit, inputs, classes, rule)
+    if found.share:
+        name = f"{source} ({found.share})"
+    else:
+        name = str(source) if found.whole else f"{source} (first {len(found)})"
     return replace(found, source=name)
 
 

@@ -473,7 +473,8 @@ def _samples(
     if data is None:
         return shipped_samples(prep, shape, limit)
     inputs = {port.name: port.dtype for port in session.inputs}
-    samples = load_samples(data, prep, limit, inputs, classes=not session.roles.values)
+    rule = session.metadata.training_split if session.metadata is not None else None
+    samples = load_samples(data, prep, limit, inputs, not session.roles.values, rule)
     if samples.preprocessing is None and samples.images.shape[1:] != shape:
         raise UsageError(
             f"{data} holds images {list(samples.images.shape[1:])}.",

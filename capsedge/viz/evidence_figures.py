@@ -375,7 +375,12 @@ def compute_hardest(
 ) -> Hardest:
     """The data of the picture; arguments and errors as for `capsedge.viz.hardest`."""
     preprocessing = preprocessing_of(session)
-    found = data if isinstance(data, ImageSet) else read_images(data, preprocessing, "test", limit)
+    rule = session.metadata.training_split if session.metadata is not None else None
+    found = (
+        data
+        if isinstance(data, ImageSet)
+        else read_images(data, preprocessing, "test", limit, rule=rule)
+    )
     scores = np.stack(
         [p.scores for p in session.stream(found.inputs(), prepared=True, batch_size=64)]
     )

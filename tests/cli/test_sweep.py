@@ -93,7 +93,7 @@ def test_the_test_images_are_read_once_after_the_search(
     searched: list[ImageSet] = []
     reader = sweeps.read_images
 
-    def read(source: Path, prep: Any, split: str) -> ImageSet:
+    def read(source: Path, prep: Any, split: str, **_: object) -> ImageSet:
         events.append(split)
         return reader(source, prep, split)
 

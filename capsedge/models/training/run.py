@@ -12,6 +12,7 @@ import torch
 
 from capsedge.datasets import ImageSet, class_names, read_split
 from capsedge.datasets.class_folders import classes_of
+from capsedge.datasets.division import divided, rule_of
 from capsedge.errors import EnvironmentProblem, UsageError
 from capsedge.models import CapsuleModel, build, get_config
 from capsedge.models.checkpoint import load_checkpoint
@@ -28,6 +29,7 @@ from capsedge.models.training.transfer import shared_weights
 from capsedge.options import takes
 from capsedge.runtime.files import reading
 from capsedge.runtime.progress import Progress, silent
+from capsedge.runtime.training_split import TrainingSplit
 
 
 @dataclass(frozen=True)
@@ -107,8 +109,11 @@ def train(
             config = config.replace(task="single-label")
         user_images.check_classes(config.class_names, training, log)
     measured = test = _held_out(data, config, limit, log)
+    rule = None
     if class_names(data):
-        training, validation, test = _divided(data, config, limit, training, test, recipe.seed, log)
+        training, validation, test, rule = _divided(
+            data, config, limit, training, test, recipe.seed, log
+        )
         measured = validation if len(validation) else None
     if own:
         if (
@@ -143,6 +148,7 @@ def train(
         folder,
         initial=initial,
         resume=options.resume,
+        training_split=rule,
         device=options.device,
         progress=progress,
         epoch_done=epoch_done,
@@ -246,8 +252,12 @@ def _divided(
     test: ImageSet | None,
     seed: int,
     log: Callable[[str], None],
-) -> tuple[ImageSet, ImageSet, ImageSet]:
-    """Divide a folder's images into training, validation and test images without overlap."""
+) -> tuple[ImageSet, ImageSet, ImageSet, TrainingSplit | None]:
+    """Divide a folder's images into training, validation and test images without overlap.
+
+    Returns:
+        They, and the rule that held out the test images; None if the folder has test images.
+    """
 
     def apart(images: ImageSet, other: ImageSet, are: str) -> ImageSet:
         kept = images.without(other)
@@ -261,15 +271,18 @@ def _divided(
     shares = {"test": user_images.TEST_SHARE} if test is None else {}
     shares |= {"validation": user_images.VALIDATION_SHARE} if given is None else {}
     drawn: dict[str, ImageSet] = {}
+    rule = None
     if shares:
-        training, *held = user_images.split(training, shares, seed)
-        drawn = dict(zip(shares, held, strict=True))
-    for name, out in drawn.items():
+        rule = rule_of(training, config.classes, shares, seed)
+        drawn = divided(training, rule)
+        training = drawn["train"]
+    for name, out in ((each, drawn[each]) for each in shares):
         share = f"about {shares[name]:.0%} of each class, drawn with seed {seed}"
         log(f"no {name} images: {len(out)} training images are held out, {share}")
     validation = drawn["validation"] if given is None else apart(given, training, "training")
     test = drawn["test"] if test is None else apart(test, training, "training")
-    return training, validation, apart(test, validation, "validation")
+    kept = rule if "test" in shares else None
+    return training, validation, apart(test, validation, "validation"), kept
 
 
 def _described(config: ModelConfig) -> str:

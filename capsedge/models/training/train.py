@@ -42,6 +42,7 @@ from capsedge.runtime.files import reading
 from capsedge.runtime.files.json_documents import dump
 from capsedge.runtime.files.writing import check_writable, make_folder, write_bytes, write_text
 from capsedge.runtime.progress import Progress, silent
+from capsedge.runtime.training_split import TRAINING_SPLIT_KEY, TrainingSplit
 from capsedge.runtime.typical_input import TYPICAL_INPUT_KEY, TypicalInput
 
 # --- Losses of the three papers: scores ``[N, J]``, targets 0 or 1 ``[N, J]`` ---
@@ -197,6 +198,7 @@ def train(
     *,
     initial: CapsuleModel | None = None,
     resume: bool = False,
+    training_split: TrainingSplit | None = None,
     device: str = "cpu",
     progress: Progress = silent,
     epoch_done: Callable[[dict[str, Any]], None] | None = None,
@@ -215,6 +217,7 @@ def train(
             training images are used. If their split is ``validation``, they choose the epoch that is kept.
         initial: a trained model of the same architecture, whose fitting weights (`shared_weights`) are the
             start; random weights by default.
+        training_split: the rule by which images were held out from ``data``, for the checkpoint.
         device: the device for augmentation and the network, ``cpu`` or ``cuda``.
 
     Raises:
@@ -245,6 +248,7 @@ def train(
     run = _Run.new(config, recipe, folder, steps, initial, chooses, device)
     run.images = " ".join(each.digest() for each in (data, test) if each is not None)
     run.typical_input = typical_input_of_training(data, config, recipe.pairs)
+    run.training_split = training_split
     make_folder(folder)
     for file in files(folder):
         check_writable(file)
@@ -285,6 +289,7 @@ class _Run:
         history: one line per epoch done.
         images: digest of the training and validation images.
         typical_input: the properties of the training images; None if they are not conclusive.
+        training_split: the rule by which images were held out; None if the data states its splits.
     """
 
     config: ModelConfig
@@ -299,6 +304,7 @@ class _Run:
     history: list[dict[str, Any]]
     images: str = ""
     typical_input: TypicalInput | None = None
+    training_split: TrainingSplit | None = None
 
     @classmethod
     def new(
@@ -404,6 +410,8 @@ class _Run:
         extra = {TRAINING_KEY: dump(training)}
         if self.typical_input is not None:
             extra[TYPICAL_INPUT_KEY] = dump(self.typical_input.to_dict())
+        if self.training_split is not None:
+            extra[TRAINING_SPLIT_KEY] = dump(self.training_split.to_dict())
         save_checkpoint(self.result, self.folder / MODEL, extra)
         write_text(self.folder / HISTORY, "".join(json.dumps(x) + "\n" for x in self.history))
 

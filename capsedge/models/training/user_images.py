@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -122,31 +122,3 @@ def check_classes(names: Sequence[str], training: ImageSet, log: Callable[[str],
         log(
             f"warning: unbalanced classes: {counts.max()} images of {most}, {counts.min()} of {least}"
         )
-
-
-def split(images: ImageSet, shares: Mapping[str, float], seed: int) -> list[ImageSet]:
-    """Training images, and sets that are held out: shares of each class, drawn at random.
-
-    No image is taken from a class of one. Images with equal pixels stay together: in the training images, or
-    in the last of the sets.
-
-    Args:
-        shares: for each split held out, such as ``test``, its share of the remaining images.
-    """
-    random = np.random.default_rng(seed)
-    chosen: dict[str, list[int]] = {name: [] for name in shares}
-    for label in np.unique(images.classes):
-        members = random.permutation(np.flatnonzero(images.classes == label))
-        for name, share in shares.items():
-            count = max(1, round(share * len(members))) if len(members) > 1 else 0
-            chosen[name] += members[:count].tolist()
-            members = members[count:]
-    held = np.zeros(len(images), bool)
-    held[[k for places in chosen.values() for k in places]] = True
-    sets = [replace(images.take(np.flatnonzero(~held)), split="train")]
-    for name, places in reversed(chosen.items()):
-        out = replace(images.take(np.sort(np.array(places, np.intp))), split=name)
-        for other in sets:
-            out = out.without(other)
-        sets.insert(1, out)
-    return sets

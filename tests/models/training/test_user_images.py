@@ -175,30 +175,6 @@ def _set(counts: list[int], **pixels: Any) -> ImageSet:
     return ImageSet("photos", images, labels, **pixels)
 
 
-def test_some_of_each_class_are_held_out() -> None:
-    images = _set([40, 20, 2, 1])
-    training, test = user_images.split(images, {"test": 0.15}, seed=3)
-    assert np.bincount(test.classes, minlength=4).tolist() == [6, 3, 1, 0]
-    assert len(training) + len(test) == len(images)
-    assert not test.occurs_in(training).any()
-    again, other = (user_images.split(images, {"test": 0.15}, seed)[1] for seed in (3, 4))
-    assert again.digest() == test.digest() != other.digest()
-    assert (training.split, test.split) == ("train", "test")
-
-
-def test_copies_of_an_image_are_on_one_side() -> None:
-    images = _set([30, 30])
-    images.images[:10] = images.images[0]
-    training, test, validation = user_images.split(
-        images, {"test": 0.15, "validation": 0.1}, seed=0
-    )
-    assert not test.occurs_in(training).any()
-    assert not validation.occurs_in(training).any()
-    assert not test.occurs_in(validation).any()
-    assert (test.split, validation.split) == ("test", "validation")
-    assert len(validation) >= 2
-
-
 def test_few_and_unequal_images_are_named() -> None:
     said: list[str] = []
     user_images.check_classes(["cat", "dog"], _set([60, 3]), said.append)

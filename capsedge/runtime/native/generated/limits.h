@@ -12,6 +12,7 @@ constexpr int64_t kJsonDepth = 32;
 constexpr int64_t kMetadataBytes = 8'388'608;
 constexpr int64_t kMetadataValues = 500'000;
 constexpr int64_t kTypicalInputBytes = 4096;
+constexpr int64_t kTrainingSplitBytes = 2'097'152;
 constexpr int64_t kCascadeBytes = 16'384;
 constexpr int64_t kTraceBytes = 1'048'576;
 constexpr int64_t kTracedBytes = 1'073'741'824;

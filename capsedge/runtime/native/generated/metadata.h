@@ -93,6 +93,7 @@ constexpr Property kProperties[] = {
     {"outputs", Kind::kObject, false, true, limits::kMetadataBytes},
     {"origin", Kind::kObject, false, true, limits::kMetadataBytes},
     {"typical_input", Kind::kObject, false, true, limits::kTypicalInputBytes},
+    {"training_split", Kind::kObject, false, true, limits::kTrainingSplitBytes},
     {"cascade", Kind::kObject, false, true, limits::kCascadeBytes},
     {"trace", Kind::kObject, false, true, limits::kTraceBytes},
     {"fused_routing", Kind::kObject, false, true, limits::kMetadataBytes},
@@ -119,6 +120,7 @@ constexpr std::string_view kOriginMembers[] = {
 constexpr std::string_view kTypicalInputMembers[] = {
     "contrast", "level", "roughness", "frame_level", "frame_contrast", "images", "data_sha256",
 };
+constexpr std::string_view kTrainingSplitMembers[] = {"seed", "test", "validation", "sample"};
 constexpr std::string_view kCascadeMembers[] = {
     "small", "large", "margin", "score", "min_agreement", "agreement", "agreement_at_least", "share", "images",
     "data_sha256", "cost",

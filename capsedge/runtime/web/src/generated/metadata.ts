@@ -12,6 +12,7 @@ export const COMPILED_SCHEMA = 1;
 // Of those whose text has a limit of its own: which.
 export const TEXT_LIMITS = {
   typical_input: "typicalInputBytes",
+  training_split: "trainingSplitBytes",
   cascade: "cascadeBytes",
   trace: "traceBytes",
 } as const;
@@ -92,6 +93,13 @@ export const typicalInputFields = object(
     data_sha256: "",
   },
 );
+
+export const trainingSplitFields = object({
+  seed: integer,
+  test: string,
+  validation: string,
+  sample: string,
+});
 
 export const cascadeMemberFields = object(
   {
@@ -186,6 +194,7 @@ export const metadataFields = object(
     outputs: nullable(outputsFields),
     origin: nullable(originFields),
     typical_input: nullable(typicalInputFields),
+    training_split: nullable(trainingSplitFields),
     cascade: nullable(cascadeFields),
     trace: nullable(traceFields),
     fused_routing: nullable(fusedRoutingFields),
@@ -200,6 +209,7 @@ export const metadataFields = object(
     outputs: null,
     origin: null,
     typical_input: null,
+    training_split: null,
     cascade: null,
     trace: null,
     fused_routing: null,

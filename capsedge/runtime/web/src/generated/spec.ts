@@ -14,6 +14,8 @@ export interface Limits {
   metadataBytes: number;
   /** Bytes of the typical input, in the metadata or in a checkpoint. */
   typicalInputBytes: number;
+  /** Bytes of the training split, in the metadata or in a checkpoint. */
+  trainingSplitBytes: number;
   /** Bytes of the description of a cascade. */
   cascadeBytes: number;
   /** Bytes of the layers of a trace, in the metadata. */
@@ -40,6 +42,7 @@ export const LIMITS: Readonly<Limits> = Object.freeze({
   fields: 4_000_000,
   metadataBytes: 8_388_608,
   typicalInputBytes: 4096,
+  trainingSplitBytes: 2_097_152,
   cascadeBytes: 16_384,
   traceBytes: 1_048_576,
   tracedBytes: 1_073_741_824,

@@ -1,0 +1,101 @@
+"""Which images of a data set without a split a network was trained on, as a rule of a few bytes.
+
+The rule depends on the pixels alone: it stays right when images are added, moved, renamed or reordered.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from capsedge.runtime.files.safetensors import field_of
+from capsedge.spec import limits
+
+TRAINING_SPLIT_KEY = "capsedge.training_split"  # in the metadata of a checkpoint or an ONNX file
+SAMPLE = 64  # training images by which the data set is recognized
+_KEY, _MARK = 8, 16  # hexadecimal digits of a threshold, and of an image of the sample
+
+
+@dataclass(frozen=True)
+class TrainingSplit:
+    """The rule by which images were held out.
+
+    The key of an image is the first 32 bits of the SHA-256 of the seed (8 bytes, little-endian) and of the
+    SHA-256 of its pixels at the model's size. It is a test image if its key is below the test threshold of
+    its class, otherwise a validation image if it is below that threshold; all others were trained on.
+
+    Attributes:
+        seed: the seed of the drawing.
+        test, validation: one threshold per class, of 8 hexadecimal digits.
+        sample: the first 16 hexadecimal digits of the SHA-256 of up to 64 training images, joined. A data set
+            with none of them is another one.
+    """
+
+    seed: int
+    test: str
+    validation: str
+    sample: str
+
+    def __post_init__(self) -> None:
+        for text, digits, most in (
+            (self.test, _KEY, limits.WIDTH),
+            (self.validation, _KEY, limits.WIDTH),
+            (self.sample, _MARK, SAMPLE),
+        ):
+            if len(text) % digits or len(text) > digits * most or re.search("[^0-9a-f]", text):
+                raise ValueError("the training split is not stated in hexadecimal digits")
+        if len(self.test) != len(self.validation) or not 0 <= self.seed < 2**63:
+            raise ValueError("the thresholds of the training split contradict each other")
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return asdict(self)
+
+    def covers(self, checksums: Iterable[bytes]) -> bool:
+        """Whether these are the checksums of the data set that was divided."""
+        known = {self.sample[at : at + _MARK] for at in range(0, len(self.sample), _MARK)}
+        return any(mark_of(checksum) in known for checksum in checksums)
+
+    def part(self, checksum: bytes, label: int) -> str:
+        """The split of an image: ``train``, ``test`` or ``validation``."""
+        at = label * _KEY
+        key = key_of(checksum, self.seed)
+        for name, text in (("test", self.test), ("validation", self.validation)):
+            if key < int(text[at : at + _KEY] or "0", 16):
+                return name
+        return "train"
+
+
+def key_of(checksum: bytes, seed: int) -> int:
+    """The key of an image, from its SHA-256."""
+    return int.from_bytes(hashlib.sha256(seed.to_bytes(8, "little") + checksum).digest()[:4], "big")
+
+
+def mark_of(checksum: bytes) -> str:
+    """What a sample holds of an image, from its SHA-256."""
+    return checksum.hex()[:_MARK]
+
+
+def thresholds(values: Sequence[int]) -> str:
+    """The thresholds of all classes, each above the largest key that it holds out; 0 for none."""
+    return "".join(f"{min(value, 2**32 - 1):08x}" for value in values)
+
+
+def training_split_of(path: Path | str) -> TrainingSplit | None:
+    """The rule of a checkpoint; None if it states none, or is not a safetensors file.
+
+    Raises:
+        UsageError, ArtefactError: it cannot be read.
+    """
+    return field_of(
+        TrainingSplit,
+        path,
+        TRAINING_SPLIT_KEY,
+        "which images were held out from its training",
+        "Copy it again, or train again.",
+        limits.TRAINING_SPLIT_BYTES,
+    )
