@@ -6,8 +6,9 @@ import math
 
 import numpy as np
 
-from capsedge.exporters.c.node import Node, Translator
-from capsedge.exporters.c.program import Program, Untranslatable, Value, literal
+from capsedge.exporters.c.node import Node, Translator, axis_of, filled
+from capsedge.exporters.c.program import MOST_BYTES, Program, Untranslatable, Value, literal
+from capsedge.spec import limits
 from capsedge.spec.operators import OPERATORS, Operator
 
 
@@ -49,11 +50,43 @@ def _array(values: dict[str, Value], name: str) -> np.ndarray:
     return found
 
 
-def _scale(program: Program, values: dict[str, Value], names: list[str]) -> str:
+def _weight(values: dict[str, Value], rank: int) -> np.ndarray:
+    """The weight, INT8 if it has a scale."""
+    weight = _array(values, "weight")
+    wanted = "int8" if "weight_scale" in values else "float32"
+    if weight.ndim != rank or weight.dtype.name != wanted or not weight.size:
+        raise Untranslatable(f"a weight of shape {list(weight.shape)}, {weight.dtype}")
+    return weight
+
+
+def _filled(values: dict[str, Value], name: str, *shape: int) -> np.ndarray:
+    """A constant input as floats of this shape."""
+    return filled(_array(values, name), name, shape).astype(np.float32)
+
+
+def _computed(program: Program, values: dict[str, Value], name: str, rank: int) -> Value:
+    """An input of float32, dense."""
+    value = values[name]
+    if value.dtype != "float32" or len(value.shape) != rank:
+        raise Untranslatable(f"an input {name} of shape {list(value.shape)}, {value.dtype}")
+    return program.ordered(value)
+
+
+def _iterations(given: dict[str, object]) -> int:
+    """How many there are, within the limit of other readers."""
+    found = given.get("iterations")
+    if not isinstance(found, int) or not 1 <= found <= limits.ITERATIONS:
+        raise Untranslatable(f"{found} iterations")
+    return found
+
+
+def _scale(
+    program: Program, values: dict[str, Value], names: list[str], parents: int, size: int
+) -> str:
     """The scale of INT8 weights, or 0."""
     if "weight_scale" not in values:
         return "0"
-    names.append(program.constants.add(_array(values, "weight_scale").astype(np.float32)))
+    names.append(program.constants.add(_filled(values, "weight_scale", parents, size)))
     return names[-1]
 
 
@@ -62,10 +95,10 @@ def _suffix(values: dict[str, Value]) -> str:
 
 
 def _squash(program: Program, node: Node) -> list[Value]:
-    x = node.value(0)
+    x = node.floats(0)
     rank = len(x.shape)
     given = OPERATORS["Squash"].complete(node.attributes)
-    axis = given["axis"] % rank
+    axis = axis_of(given["axis"], rank)
     order = [k for k in range(rank) if k != axis] + [axis]
     x = program.ordered(x, order)
     result = program.new(x.shape, order=order)
@@ -80,9 +113,11 @@ def _squash(program: Program, node: Node) -> list[Value]:
 def _dynamic(program: Program, node: Node) -> list[Value]:
     spec = OPERATORS[node.operator]
     values, given = inputs_of(spec, node), spec.complete(node.attributes)
-    u, weight = program.ordered(values["u"]), _array(values, "weight")
+    u, weight = _computed(program, values, "u", 3), _weight(values, 4)
     n, children, depth = u.shape
-    own, parents, size, _ = weight.shape
+    own, parents, size, last = weight.shape
+    if own not in (1, children) or last != depth:
+        raise Untranslatable(f"a weight of shape {list(weight.shape)} for {list(u.shape)}")
     everything = parents * size
     padded = -(-everything // 4) * 4
     flat = np.zeros((own, padded, depth), weight.dtype)
@@ -94,10 +129,10 @@ def _dynamic(program: Program, node: Node) -> list[Value]:
         if part.size
     ]
     packed = np.concatenate(columns, axis=1)
-    prior = np.broadcast_to(_array(values, "log_prior"), (children, parents)).astype(np.float32)
+    prior = _filled(values, "log_prior", children, parents)
     names = [program.constants.add(packed)]
-    scale = _scale(program, values, names)
-    bias = np.broadcast_to(_array(values, "bias"), (parents, size)).astype(np.float32)
+    scale = _scale(program, values, names, parents, size)
+    bias = _filled(values, "bias", parents, size)
     names.append(program.constants.add(bias))
     # A term shared by all parents of a child cancels in the softmax, unless leaky routing adds a parent.
     even = not given["leaky"] and np.all(prior == prior[:, :1])
@@ -106,11 +141,12 @@ def _dynamic(program: Program, node: Node) -> list[Value]:
         priors = program.constants.add(prior)
         names.append(priors)
     result = program.new((n, parents, size))
+    iterations = _iterations(given)
     suffix = _suffix(values)
     for k in range(n):
         x, y = (program.pointer(v.sliced(0, k, k + 1)) for v in (u, result))
         numbers = _numbers(
-            children, parents, size, depth, given["iterations"], given["leaky"], int(own == 1)
+            children, parents, size, depth, iterations, int(bool(given["leaky"])), int(own == 1)
         )
         ends = _numbers(float(given["agreement_scale"]), float(given["epsilon"]))
         code = (
@@ -119,7 +155,7 @@ def _dynamic(program: Program, node: Node) -> list[Value]:
         )
         program.step(
             code, [u], [result], kernels=[f"dynamic_{suffix}"], scratch=4 * (3 * padded + parents),
-            products=given["iterations"] * children * everything * (depth + 2), constants=names,
+            products=iterations * children * everything * (depth + 2), constants=names,
         )  # fmt: skip
     return [result]
 
@@ -129,11 +165,16 @@ def _windows(
 ) -> tuple[list[int], int]:
     """The numbers of ``caps_windows``, and the children of a window."""
     _, height, width, types, size = values["pose"].shape
-    kh, kw, _, parents, k, out = _array(values, "weight").shape
+    weight = _weight(values, 6)
+    kh, kw, own, parents, k, out = weight.shape
     strides = given["strides"]
-    assert isinstance(strides, tuple | list)
-    if size != rows * k:
-        raise Untranslatable(f"poses of {size} elements with matrices of {k} rows")
+    if not isinstance(strides, tuple | list) or len(strides) != 2 or min(strides) < 1:
+        raise Untranslatable(f"strides of {strides}")
+    if size != rows * k or types != own or kh > height or kw > width or (shared and kh * kw > 1):
+        shapes = f"{list(values['pose'].shape)} with a weight of shape {list(weight.shape)}"
+        raise Untranslatable(f"poses of shape {shapes}")
+    if max(strides) > MOST_BYTES // 2:
+        raise Untranslatable(f"strides of {strides}")
     grid = (1, 1) if shared else ((height - kh) // strides[0] + 1, (width - kw) // strides[1] + 1)
     numbers = [height, width, types, parents, rows, k, out, kh, kw, *strides, *grid, int(shared)]
     return [int(v) for v in numbers], (height * width if shared else kh * kw) * types
@@ -142,25 +183,35 @@ def _windows(
 def _em(program: Program, node: Node) -> list[Value]:
     spec = OPERATORS[node.operator]
     values, given = inputs_of(spec, node), spec.complete(node.attributes)
-    weight = _array(values, "weight")
+    weight = _weight(values, 6)
     shared = bool(given["shared"])
+    pose, a = _computed(program, values, "pose", 5), _computed(program, values, "a", 4)
+    if a.shape != pose.shape[:4]:
+        raise Untranslatable(f"activations of shape {list(a.shape)} for {list(pose.shape)}")
     numbers, children = _windows(values, given, weight.shape[4], shared)
     parents, k, out = weight.shape[3:]
     size = k * out
-    pose, a = program.ordered(values["pose"]), program.ordered(values["a"])
+    iterations, centres = _iterations(given), int(bool(given["coordinate_addition"]))
+    if centres and k < 2:
+        raise Untranslatable("coordinates in poses of a single row")
     suffix = _suffix(values)
     names = [program.constants.add(weight)]
-    scale = _scale(program, values, names)
-    vectors = [_array(values, name).astype(np.float32) for name in ("beta_u", "beta_a")]
+    scale = _scale(program, values, names, parents, out)
+    vectors = [_filled(values, name, parents) for name in ("beta_u", "beta_a")]
     vectors.append(np.asarray(given["inverse_temperatures"], np.float32))
+    if len(vectors[2]) < iterations:
+        raise Untranslatable(f"{len(vectors[2])} temperatures for {iterations} iterations")
     given_names = [program.constants.add(v) for v in vectors]
     coordinates = "0"
     if "coordinates" in values:
-        coordinates = program.constants.add(_array(values, "coordinates").astype(np.float32))
+        places = _array(values, "coordinates").astype(np.float32)
+        if places.size != pose.shape[1] * pose.shape[2] * size:
+            raise Untranslatable(f"coordinates of shape {list(places.shape)}")
+        coordinates = program.constants.add(places)
         given_names.append(coordinates)
     first = 1.0 if given["ones_first"] else 1.0 / parents
     head = f"static const caps_em_{suffix}_t c = {{{{{_numbers(*numbers)}}}, " + _numbers(
-        given["iterations"], given["coordinate_addition"], given["normalize_activations"], first,
+        iterations, centres, int(bool(given["normalize_activations"])), first,
         float(given["epsilon"]),
     ) + "};"  # fmt: skip
     n = pose.shape[0]
@@ -184,7 +235,7 @@ def _em(program: Program, node: Node) -> list[Value]:
         program.step(
             f"{{ {head} caps_em_{suffix}(&c, {', '.join(arguments)}); }}", [pose, a], [poses, activations],
             kernels=[f"em_{suffix}"], scratch=4 * (4 * parents * size + 2 * parents + children * parents),
-            products=math.prod(grid) * given["iterations"] * 2 * children * parents * size * (k + 2),
+            products=math.prod(grid) * iterations * 2 * children * parents * size * (k + 2),
             constants=[*names, *given_names],
         )  # fmt: skip
     return [poses, activations]
@@ -193,23 +244,23 @@ def _em(program: Program, node: Node) -> list[Value]:
 def _attention(program: Program, node: Node) -> list[Value]:
     spec = OPERATORS[node.operator]
     values, given = inputs_of(spec, node), spec.complete(node.attributes)
-    weight = _array(values, "weight")
+    weight = _weight(values, 6)
     parents, k, out = weight.shape[3:]
     rows = k if given["matrix_pose"] else 1
+    pose = _computed(program, values, "pose", 5)
     numbers, children = _windows(values, given, rows, False)
     size = rows * out
-    pose = program.ordered(values["pose"])
     n = pose.shape[0]
     shape = (n, *numbers[11:13], parents, size)
     agreed = None
     if "parent" in values:
         agreed = program.ordered(values["parent"].expanded(shape))
+        if agreed.dtype != "float32":
+            raise Untranslatable(f"parents of type {agreed.dtype}")
     suffix = _suffix(values)
     names = [program.constants.add(weight)]
-    scale = _scale(program, values, names)
-    gains = [
-        program.constants.add(_array(values, name).astype(np.float32)) for name in ("scale", "bias")
-    ]
+    scale = _scale(program, values, names, parents, out)
+    gains = [program.constants.add(_filled(values, name, size)) for name in ("scale", "bias")]
     result = program.new(shape)
     reads = [pose] if agreed is None else [pose, agreed]
     struct = f"static const caps_windows c = {{{_numbers(*numbers)}}};"

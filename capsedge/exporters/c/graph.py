@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -19,6 +20,7 @@ from capsedge.exporters.c.program import (
     Program,
     Untranslatable,
     Value,
+    checked_size,
     constant,
     dense,
 )
@@ -133,7 +135,14 @@ class Translation:
             if not inputs[info.name]:
                 self.inputs[info.name] = self._mask(shape)
                 continue
-            size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+            try:
+                size = checked_size(math.prod(shape) * np.dtype(dtype).itemsize)
+            except Untranslatable as error:
+                raise UnsupportedModelError(
+                    "The file cannot be written as C.",
+                    f"Its input '{printable(info.name)}' is {error}.",
+                    "Build with a smaller --batch, or export it for smaller images.",
+                ) from error
             buffer = Buffer(inputs[info.name], size, external=True)
             self.inputs[info.name] = Value(shape, dtype, dense(shape), buffer=buffer)
         self._values.update(self.inputs)
@@ -155,9 +164,9 @@ class Translation:
                 done.add(relu.output[0])
             for name in (*node.output, *(relu.output if relu is not None else ())):
                 if name in finals:
-                    self.outputs[name] = self._written(name, self._values[name])
+                    self.outputs[name] = self._written(name)
         for name in finals - set(self.outputs):  # an input or a constant
-            self.outputs[name] = self._written(name, self._values[name])
+            self.outputs[name] = self._written(name)
 
     def _mask(self, shape: tuple[int, ...]) -> Value:
         self.program.begin("index", "OneHot")
@@ -166,13 +175,19 @@ class Translation:
         self.program.step(f"{{ {head} {name}[i] = i == index ? 1.0f : 0.0f; }}", [], [mask])
         return mask
 
-    def _written(self, name: str, value: Value) -> Value:
+    def _written(self, name: str) -> Value:
         """Return an output to the caller, if it was requested."""
-        if value.dtype != "float32":
+        value = self._values.get(name)
+        why = "No node computes it" if value is None else ""
+        if value is not None and value.dtype != "float32":
+            why = f"Its elements are {value.dtype}"
+        elif value is not None and not value.size:
+            why = "It has no elements"
+        if value is None or why:
             raise UnsupportedModelError(
                 f"The output '{printable(name)}' cannot be written as C.",
-                f"Its elements are {value.dtype}.",
-                "Outputs are float32.",
+                f"{why}.",
+                "Outputs are float32, with at least one element.",
             )
         return value
 
@@ -181,9 +196,24 @@ class Translation:
         if node.domain not in ("", "ai.onnx", DOMAIN):
             raise _refused(node, operator, f"It is of the domain {node.domain}")
         attributes = _attributes(node)
+        try:
+            self._translated(node, operator, attributes, relu)
+        except Untranslatable as error:
+            raise _refused(node, operator, f"This has no translation: {error}") from error
+
+    def _translated(
+        self,
+        node: onnx.NodeProto,
+        operator: str,
+        attributes: dict[str, Any],
+        relu: onnx.NodeProto | None,
+    ) -> None:
         if operator == "Constant":
             self._values[node.output[0]] = constant(_constant_of(attributes))
             return
+        unknown = [name for name in node.input if name and name not in self._values]
+        if unknown:
+            raise Untranslatable(f"its input '{unknown[0]}', which nothing computes before")
         inputs = [self._values[name] if name else None for name in node.input]
         if operator == "Shape" and inputs[0] is not None:
             shape = inputs[0].shape[slice(attributes.get("start", 0), attributes.get("end"))]
@@ -205,12 +235,10 @@ class Translation:
             attributes,
             len(node.output),
             relu is not None,
+            self._opset,
         )
         self.program.begin(read.name, operator)
-        try:
-            results = translate(self.program, read)
-        except Untranslatable as error:
-            raise _refused(node, operator, f"This has no translation: {error}") from error
+        results = translate(self.program, read)
         names = node.output if relu is None else relu.output
         for name, value in zip(names, results, strict=False):
             self._values[name] = value
@@ -249,9 +277,16 @@ def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
 
 
 def _constant_of(attributes: Mapping[str, Any]) -> np.ndarray:
+    kinds = {
+        "value_int": np.int64,
+        "value_ints": np.int64,
+        "value_float": np.float32,
+        "value_floats": np.float32,
+    }
     for name, value in attributes.items():
         if name == "value":
             return np.asarray(numpy_helper.to_array(value))
-        kind = np.int64 if name in ("value_int", "value_ints") else np.float32
-        return np.asarray(value, kind)
+        if name in kinds:
+            return np.asarray(value, kinds[name])
+        raise Untranslatable(f"a constant as {name}")
     raise Untranslatable("a constant without a value")

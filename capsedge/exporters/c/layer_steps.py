@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from capsedge.exporters.c.node import Node, Translator
-from capsedge.exporters.c.per_element import elementwise
-from capsedge.exporters.c.program import Array, Program, Untranslatable, Value, constant, literal
+from capsedge.exporters.c.node import Node, Translator, axis_of
+from capsedge.exporters.c.per_element import broadcast, elementwise
+from capsedge.exporters.c.program import (
+    MOST_BYTES,
+    Array,
+    Program,
+    Untranslatable,
+    Value,
+    constant,
+    literal,
+)
 
 BLOCK = 16  # output channels whose weights caps_conv_f32 reads together
 PIXELS = 4  # positions that it computes together
 CHUNK = 512  # most elements of a window that caps_conv_q8 sums at once
 HWC = (0, 2, 3, 1)
+_AUTO_PADS = ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER")
 
 
 class Geometry:
@@ -30,32 +40,18 @@ class Geometry:
             raise Untranslatable(f"an input of {len(x.shape)} dimensions")
         given = node.attributes
         self.n, self.channels, self.height, self.width = x.shape
-        self.kernel = (int(kernel[0]), int(kernel[1]))
-        self.strides = _two(given.get("strides"))
-        self.dilations = _two(given.get("dilations"))
+        self.kernel = _pair(kernel, "kernel_shape")
+        self.strides = _pair(given.get("strides") or (1, 1), "strides")
+        self.dilations = _pair(given.get("dilations") or (1, 1), "dilations")
         reach = [(k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True)]
-        auto = given.get("auto_pad", "NOTSET")
-        pads = [int(p) for p in given.get("pads") or (0, 0, 0, 0)]
-        if auto in ("SAME_UPPER", "SAME_LOWER"):
-            for k, size in enumerate((self.height, self.width)):
-                total = max(
-                    (-(-size // self.strides[k]) - 1) * self.strides[k] + reach[k] - size, 0
-                )
-                pads[k] = total // 2 if auto == "SAME_UPPER" else -(-total // 2)
-                pads[k + 2] = total - pads[k]
-        self.pads = pads
+        self.pads = _pads_of(given, (self.height, self.width), reach, self.strides)
         up = bool(given.get("ceil_mode"))
+        ends = [self.pads[k] + size for k, size in enumerate((self.height, self.width))]
+        if max(*ends, *self.pads, *reach, math.prod(self.kernel), *self.strides) > MOST_BYTES // 2:
+            raise Untranslatable(f"windows of {reach} in images padded to {ends}")
         self.out = (
-            _windows(
-                self.height + pads[0] + pads[2],
-                reach[0],
-                self.strides[0],
-                pads[0] + self.height,
-                up,
-            ),
-            _windows(
-                self.width + pads[1] + pads[3], reach[1], self.strides[1], pads[1] + self.width, up
-            ),
+            _windows(ends[0] + self.pads[2], reach[0], self.strides[0], ends[0], up),
+            _windows(ends[1] + self.pads[3], reach[1], self.strides[1], ends[1], up),
         )
         if min(self.out) < 1:
             raise Untranslatable("a window larger than the image")
@@ -75,18 +71,21 @@ class Geometry:
         """
         positions = self.out[0] * self.out[1]
         cell = self.channels * size
-        reads = []
-        for o in range(positions):
-            y = max(0, o // self.out[1] * self.strides[0] - self.pads[0])
-            x = max(0, o % self.out[1] * self.strides[1] - self.pads[1])
-            reads.append(
-                (y * self.width + x) * cell if y < self.height and x < self.width else math.inf
-            )
-        least, needed = math.inf, 0.0
-        for o in reversed(range(positions)):
-            least = min(least, reads[o])
-            if o % together == 0:
-                needed = max(needed, min(o + together, positions) * outputs * size - least)
+        column = np.maximum(0, np.arange(self.out[1]) * self.strides[1] - self.pads[1])
+        needed, later = 0.0, math.inf  # the first byte that the rows below read
+        for row in reversed(range(self.out[0])):
+            y = max(0, row * self.strides[0] - self.pads[0])
+            first = row * self.out[1]
+            reads = np.full(self.out[1], math.inf)
+            if y < self.height:
+                inside = column < self.width
+                reads[inside] = (y * self.width + column[inside]) * cell
+            least = np.minimum.accumulate(np.minimum(reads, later)[::-1])[::-1]
+            at = np.arange(-first % together, self.out[1], together)
+            if at.size:
+                ends = np.minimum(first + at + together, positions) * outputs * size
+                needed = max(needed, float((ends - least[at]).max()))
+            later = float(least[0])
         return int(needed)
 
 
@@ -96,8 +95,30 @@ def slide_of(g: Geometry, image: Value, outputs: int, size: int, together: int) 
     return g.slide(outputs, size, together) if whole else None
 
 
-def _two(values: Sequence[int] | None) -> tuple[int, int]:
-    return (int(values[0]), int(values[1])) if values else (1, 1)
+def _pair(values: Sequence[int], name: str) -> tuple[int, int]:
+    """Two positive numbers, for rows and columns."""
+    if len(values) != 2 or min(values) < 1:
+        raise Untranslatable(f"{name} of {list(values)}")
+    return int(values[0]), int(values[1])
+
+
+def _pads_of(
+    given: Mapping[str, Any], sizes: Sequence[int], reach: Sequence[int], strides: Sequence[int]
+) -> list[int]:
+    """Padding at the top, on the left, at the bottom and on the right."""
+    auto = given.get("auto_pad", "NOTSET")
+    pads = [int(p) for p in given.get("pads") or (0, 0, 0, 0)]
+    if len(pads) != 4 or min(pads) < 0 or auto not in _AUTO_PADS:
+        raise Untranslatable(f"pads of {pads}, {auto}")
+    if auto == "NOTSET":
+        return pads
+    pads = [0, 0, 0, 0]
+    if auto != "VALID":
+        for k, size in enumerate(sizes):
+            total = max((-(-size // strides[k]) - 1) * strides[k] + reach[k] - size, 0)
+            pads[k] = total // 2 if auto == "SAME_UPPER" else -(-total // 2)
+            pads[k + 2] = total - pads[k]
+    return pads
 
 
 def _windows(size: int, reach: int, stride: int, end: int, up: bool) -> int:
@@ -126,11 +147,20 @@ def _images(
 
 
 def _convolution(program: Program, node: Node) -> list[Value]:
-    x, weight = node.value(0), node.array(1, "a weight").astype(np.float32)
-    if len(x.shape) == 3:
+    x, weight = node.floats(0), node.array(1, "a weight").astype(np.float32)
+    if len(x.shape) == 3 and weight.ndim == 3:
         return _one_dimension(program, node)
-    bias = node.array(2, "a bias").astype(np.float32) if node.optional(2) is not None else None
-    return [convolve(program, node, x, weight, bias)]
+    return [convolve(program, node, x, weight, _bias(node, weight.shape[0]))]
+
+
+def _bias(node: Node, size: int) -> Array:
+    """The bias of a convolution; zeros if it has none."""
+    if node.optional(2) is None:
+        return np.zeros(size, np.float32)
+    bias = node.array(2, "a bias")
+    if bias.shape != (size,):
+        raise Untranslatable(f"a bias of shape {list(bias.shape)} for {size} channels")
+    return bias.astype(np.float32)
 
 
 def _one_dimension(program: Program, node: Node) -> list[Value]:
@@ -140,8 +170,8 @@ def _one_dimension(program: Program, node: Node) -> list[Value]:
     for name in ("strides", "dilations", "kernel_shape"):
         if name in given:
             given[name] = [1, *given[name]]
-    if "pads" in given:
-        given["pads"] = [0, given["pads"][0], 0, given["pads"][1]]
+    if pads := given.get("pads"):
+        given["pads"] = [0, *pads[:1], 0, *pads[1:]]
     weight = node.array(1, "a weight")
     inputs = [program.reshaped(node.value(0), (n, c, 1, length)), constant(weight[:, :, None])]
     (y,) = _convolution(
@@ -150,12 +180,28 @@ def _one_dimension(program: Program, node: Node) -> list[Value]:
     return [program.reshaped(y, (*y.shape[:2], y.shape[3]))]
 
 
-def convolve(program: Program, node: Node, x: Value, weight: Array, bias: Array | None) -> Value:
+def _checked(node: Node, x: Value, weight: Array) -> Geometry:
+    """The geometry of a convolution whose weight ``[M, C/groups, Kh, Kw]`` goes with the input."""
+    groups = int(node.attributes.get("group", 1))
+    if (
+        weight.ndim != 4
+        or len(x.shape) != 4
+        or groups < 1
+        or weight.shape[0] % groups
+        or weight.shape[1] * groups != x.shape[1]
+        or list(node.attributes.get("kernel_shape") or weight.shape[2:]) != list(weight.shape[2:])
+    ):
+        raise Untranslatable(
+            f"a weight of shape {list(weight.shape)} in {groups} groups for {list(x.shape)}"
+        )
+    return Geometry(node, x, weight.shape[2:])
+
+
+def convolve(program: Program, node: Node, x: Value, weight: Array, bias: Array) -> Value:
     """Write a convolution; ``weight`` is ``[M, C/groups, Kh, Kw]``."""
+    g = _checked(node, x, weight)
     m, inside, kh, kw = weight.shape
     groups = int(node.attributes.get("group", 1))
-    g = Geometry(node, x, (kh, kw))
-    bias = np.zeros(m, np.float32) if bias is None else bias
     numbers = [
         g.height,
         g.width,
@@ -210,8 +256,12 @@ def pack_float(weight: Array) -> Array:
 
 def _quantized_convolution(program: Program, node: Node) -> list[Value]:
     x = node.value(0)
-    x_scale, x_zero, weight, w_scale, w_zero, y_scale, y_zero = (
-        node.array(k, "a parameter of the quantization") for k in range(1, 8)
+    weight = node.array(3, "a weight")
+    x_scale, x_zero, y_scale, y_zero = (
+        node.filled(k, "a parameter of the quantization", (1,)) for k in (1, 2, 6, 7)
+    )
+    w_scale, w_zero = (
+        node.filled(k, "a parameter of the quantization", weight.shape[:1]) for k in (4, 5)
     )
     if np.any(w_zero) or x.dtype != "uint8" or weight.dtype != np.int8 or y_zero.dtype != np.uint8:
         raise Untranslatable(
@@ -219,16 +269,21 @@ def _quantized_convolution(program: Program, node: Node) -> list[Value]:
         )
     if int(node.attributes.get("group", 1)) != 1:
         raise Untranslatable("groups of channels in INT8")
+    g = _checked(node, x, weight)
     m, inside, kh, kw = weight.shape
-    g = Geometry(node, x, (kh, kw))
     whole = weight.astype(np.int64)
-    offset = node.array(8, "a bias").astype(np.int64) if node.optional(8) is not None else 0
+    offset = np.zeros(m, np.int64)
+    if node.optional(8) is not None:
+        offset = node.filled(8, "a bias", (m,)).astype(np.int64)
+    offset = offset - int(x_zero[0]) * whole.sum((1, 2, 3))
+    if (np.abs(offset) + 255 * np.abs(whole).sum((1, 2, 3))).max() >= 1 << 31:
+        raise Untranslatable("sums beyond 32 bits")
     bias = np.zeros(-(-m // 2) * 2, np.int32)
-    bias[:m] = offset - int(x_zero.reshape(-1)[0]) * whole.sum((1, 2, 3))
-    factor = np.broadcast_to(
-        x_scale.astype(np.float32).reshape(-1) * w_scale.astype(np.float32).reshape(-1)
-        / y_scale.astype(np.float32).reshape(-1), (m,),
-    )  # fmt: skip
+    bias[:m] = offset
+    with np.errstate(all="ignore"):  # scales may be anything
+        factor = (
+            x_scale.astype(np.float32) * w_scale.astype(np.float32) / y_scale.astype(np.float32)
+        )
     rows, chunk = chunks_of(kh, kw * inside)
     packed = pack_int8(weight, rows, chunk)
     numbers = [
@@ -243,7 +298,7 @@ def _quantized_convolution(program: Program, node: Node) -> list[Value]:
         *g.dilations,
         *g.out,
     ]
-    numbers += [rows, chunk, int(x_zero.reshape(-1)[0]), int(y_zero.reshape(-1)[0])]
+    numbers += [rows, chunk, int(x_zero[0]), int(y_zero[0])]
     struct = _struct("caps_conv_q8_t", numbers)
     names = [program.constants.add(v) for v in (packed, bias, factor)]
     scratch = 4 * chunk + (chunk if inside % 4 else 0) + (2 * bias.size * 4 if rows < kh else 0)
@@ -287,23 +342,30 @@ def pack_int8(weight: Array, rows: int, chunk: int) -> Array:
 
 def _transposed_convolution(program: Program, node: Node) -> list[Value]:
     """A convolution of the image with zeros between its pixels."""
-    x, weight = node.value(0), node.array(1, "a weight").astype(np.float32)
+    x, weight = node.floats(0), node.array(1, "a weight").astype(np.float32)
     given = node.attributes
+    groups = int(given.get("group", 1))
     if (
-        len(x.shape) != 4
+        (len(x.shape), weight.ndim) != (4, 4)
         or given.get("auto_pad", "NOTSET") != "NOTSET"
         or given.get("output_shape")
+        or weight.shape[0] != x.shape[1]
+        or groups < 1
+        or x.shape[1] % groups
+        or list(given.get("kernel_shape") or weight.shape[2:]) != list(weight.shape[2:])
     ):
         raise Untranslatable("this form of transposed convolution")
-    groups = int(given.get("group", 1))
-    strides, dilations = _two(given.get("strides")), _two(given.get("dilations"))
-    pads = [int(p) for p in given.get("pads") or (0, 0, 0, 0)]
-    more = given.get("output_padding") or (0, 0)
+    strides = _pair(given.get("strides") or (1, 1), "strides")
+    dilations = _pair(given.get("dilations") or (1, 1), "dilations")
+    pads = _pads_of(given, (), (), ())
+    more = [int(p) for p in given.get("output_padding") or (0, 0)]
+    if len(more) != 2 or min(more) < 0:
+        raise Untranslatable(f"output_padding of {more}")
     n, c, *sizes = x.shape
     kernel = weight.shape[2:]
     before = [(k - 1) * d - pads[a] for a, (k, d) in enumerate(zip(kernel, dilations, strict=True))]
     after = [
-        (k - 1) * d - pads[a + 2] + int(more[a])
+        (k - 1) * d - pads[a + 2] + more[a]
         for a, (k, d) in enumerate(zip(kernel, dilations, strict=True))
     ]
     if min(*before, *after) < 0:
@@ -320,20 +382,21 @@ def _transposed_convolution(program: Program, node: Node) -> list[Value]:
     each = c // groups  # [C, M/groups, Kh, Kw] -> [M, C/groups, Kh, Kw], turned by 180 degrees
     parts = [weight[k * each : (k + 1) * each].transpose(1, 0, 2, 3) for k in range(groups)]
     turned = np.ascontiguousarray(np.concatenate(parts)[:, :, ::-1, ::-1])
-    bias = node.array(2, "a bias").astype(np.float32) if node.optional(2) is not None else None
     plain = Node(node.name, "Conv", [], {"group": groups, "dilations": dilations}, 1, node.relu)
-    return [convolve(program, plain, wide, turned, bias)]
+    return [convolve(program, plain, wide, turned, _bias(node, turned.shape[0]))]
 
 
 def _pool(program: Program, node: Node) -> list[Value]:
-    x = node.value(0)
+    x = node.floats(0)
     whole = node.operator.startswith("Global")
-    kernel = x.shape[2:] if whole else node.attributes["kernel_shape"]
-    if node.outputs > 1 or x.dtype != "float32":
-        raise Untranslatable("pooling with indices or of integers")
+    kernel = x.shape[2:] if whole else node.attributes.get("kernel_shape") or ()
+    if node.outputs > 1:
+        raise Untranslatable("pooling with indices")
     g = Geometry(node, x, kernel)
     if g.dilations != (1, 1):
         raise Untranslatable("pooling with dilation")
+    if any(pad >= g.kernel[k % 2] for k, pad in enumerate(g.pads)):
+        raise Untranslatable("windows in the padding alone")
     mean = "Average" in node.operator
     pads_count = bool(node.attributes.get("count_include_pad")) and mean
     if pads_count and node.attributes.get("ceil_mode"):
@@ -364,16 +427,21 @@ def _pool(program: Program, node: Node) -> list[Value]:
 
 def _gemm(program: Program, node: Node) -> list[Value]:
     given = node.attributes
-    a = node.value(0).transposed([1, 0]) if given.get("transA") else node.value(0)
-    b = node.value(1).transposed([1, 0]) if given.get("transB") else node.value(1)
+    a, b = node.floats(0), node.floats(1)
+    if (len(a.shape), len(b.shape)) != (2, 2):
+        raise Untranslatable(f"matrices of shapes {list(a.shape)} and {list(b.shape)}")
+    a = a.transposed([1, 0]) if given.get("transA") else a
+    b = b.transposed([1, 0]) if given.get("transB") else b
     alpha, beta = float(given.get("alpha", 1.0)), float(given.get("beta", 1.0))
-    c = node.optional(2)
-    if b.array is not None and (c is None or (c.array is not None and c.size in (1, b.shape[1]))):
+    c = None if node.optional(2) is None else node.floats(2)
+    if c is not None and broadcast([c.shape, (a.shape[0], b.shape[1])]) != (a.shape[0], b.shape[1]):
+        raise Untranslatable(f"{list(c.shape)} added to {[a.shape[0], b.shape[1]]}")
+    if b.array is not None and (c is None or (c.array is not None and c.shape[:-1] in ((), (1,)))):
         bias = np.zeros(b.shape[1], np.float32)
-        if c is not None:
-            assert c.array is not None
-            bias = np.broadcast_to(c.array.reshape(-1) * np.float32(beta), (b.shape[1],))
-        return [_dense(program, node, a, b.array * np.float32(alpha), bias)]
+        with np.errstate(all="ignore"):  # weights may be anything
+            if c is not None and c.array is not None:
+                bias = np.broadcast_to(c.array.reshape(-1) * np.float32(beta), (b.shape[1],))
+            return [_dense(program, node, a, b.array * np.float32(alpha), bias)]
     y = _product(program, a, b)
     if alpha != 1.0:
         y = elementwise(program, [y], f"{{0}} * {literal(np.float32(alpha))}")
@@ -384,7 +452,7 @@ def _gemm(program: Program, node: Node) -> list[Value]:
     return [y]
 
 
-def _dense(program: Program, node: Node, a: Value, b: Array, bias: Array | None) -> Value:
+def _dense(program: Program, node: Node, a: Value, b: Array, bias: Array) -> Value:
     """``a[M, K] · b[K, N] + bias[N]``: a convolution by windows of one pixel."""
     rows, k = a.shape
     image = program.reshaped(a, (1, rows, 1, k)).transposed([0, 3, 1, 2])
@@ -395,10 +463,10 @@ def _dense(program: Program, node: Node, a: Value, b: Array, bias: Array | None)
 
 
 def _matmul(program: Program, node: Node) -> list[Value]:
-    a, b = node.value(0), node.value(1)
+    a, b = node.floats(0), node.floats(1)
     if b.array is not None and b.array.ndim == 2 and len(a.shape) >= 2:
         flat = program.reshaped(a, (a.size // a.shape[-1], a.shape[-1]))
-        y = _dense(program, node, flat, b.array, None)
+        y = _dense(program, node, flat, b.array, np.zeros(b.shape[1], np.float32))
         return [program.reshaped(y, (*a.shape[:-1], b.shape[1]))]
     if len(a.shape) < 2 or len(b.shape) < 2:
         raise Untranslatable("a product with a vector")
@@ -407,7 +475,9 @@ def _matmul(program: Program, node: Node) -> list[Value]:
 
 def _product(program: Program, a: Value, b: Value) -> Value:
     """A matrix product of any strides; the axes in front are broadcast, in loops around the call."""
-    front = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    if a.shape[-1] != b.shape[-2]:
+        raise Untranslatable(f"a product of {list(a.shape)} and {list(b.shape)}")
+    front = broadcast([a.shape[:-2], b.shape[:-2]])
     m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
     a, b = (program.ordered(v) if v.array is not None else v for v in (a, b))
     wide = [v.strides for v in (a, b)]
@@ -461,14 +531,12 @@ _REDUCTIONS = {  # initial value, update per element, final step
 
 
 def _reduce(program: Program, node: Node) -> list[Value]:
-    x = node.value(0)
+    x = node.floats(0)
     rank = len(x.shape)
     axes = node.integers(1, "axes")
     if not axes:
         axes = [] if node.attributes.get("noop_with_empty_axes") else list(range(rank))
-    if x.dtype != "float32":
-        raise Untranslatable(f"a sum of {x.dtype}")
-    gone = {a % rank for a in axes}
+    gone = {axis_of(a, rank) for a in axes}
     kept = [1 if k in gone else size for k, size in enumerate(x.shape)]
     result = program.new(kept)
     start, join, end = _REDUCTIONS[node.operator]
@@ -500,31 +568,39 @@ def kept_share(shape: Sequence[int], gone: set[int]) -> float:
 
 
 def _softmax(program: Program, node: Node) -> list[Value]:
-    x = node.value(0)
-    axis = node.axis(-1, len(x.shape))
+    x = node.floats(0)
+    rank = len(x.shape)
+    axis = node.axis(-1 if node.opset >= 13 else 1, rank)
+    if node.opset < 13:  # all axes from this one on, as one
+        flat = program.reshaped(x, (math.prod(x.shape[:axis]), math.prod(x.shape[axis:])))
+        return [program.reshaped(_softmax_along(program, node, flat, 1), x.shape)]
+    return [_softmax_along(program, node, x, axis)]
+
+
+def _softmax_along(program: Program, node: Node, x: Value, axis: int) -> Value:
     result = elementwise(program, [x], "{0}")
     others = [(k, size) for k, size in enumerate(x.shape) if k != axis and size > 1]
     loops = "".join(f"for (i{k} = 0; i{k} < {size}; i{k}++) " for k, size in others)
     declared = f"int {', '.join(f'i{k}' for k, _ in others)}; " if others else ""
     at = "".join(f" + i{k} * {result.strides[k]}" for k, _ in others)
-    call = (
-        f"caps_softmax({program.pointer(result)}{at}, {x.shape[axis]}, {result.strides[axis]}, 0);"
-    )
-    program.step(f"{{ {declared}{loops}{call} }}", [result], [result], kernels=["softmax"])
+    call = f"({program.pointer(result)}{at}, {x.shape[axis]}, {result.strides[axis]}"
     if node.operator == "LogSoftmax":
-        result = elementwise(program, [result], "caps_log({0})", kernel="log")
-    return [result]
+        kernel, call = "log_softmax", f"caps_log_softmax{call});"
+    else:
+        kernel, call = "softmax", f"caps_softmax{call}, 0);"
+    program.step(f"{{ {declared}{loops}{call} }}", [result], [result], kernels=[kernel])
+    return result
 
 
 def _layer_normalization(program: Program, node: Node) -> list[Value]:
-    x = node.value(0)
+    x = node.floats(0)
     rank = len(x.shape)
     axis = rank - 1 if node.operator == "PoseNormalization" else node.axis(-1, rank)
     size = math.prod(x.shape[axis:])
-    scale = np.broadcast_to(node.array(1, "a scale"), x.shape[axis:]).astype(np.float32)
+    scale = node.filled(1, "a scale", x.shape[axis:]).astype(np.float32)
     bias = np.zeros(x.shape[axis:], np.float32)
     if node.optional(2) is not None:
-        bias = np.broadcast_to(node.array(2, "a bias"), x.shape[axis:]).astype(np.float32)
+        bias = node.filled(2, "a bias", x.shape[axis:]).astype(np.float32)
     if node.outputs > 1:
         raise Untranslatable("normalization that returns its statistics")
     x = program.ordered(x)
@@ -541,7 +617,9 @@ def _layer_normalization(program: Program, node: Node) -> list[Value]:
 
 def _instance_normalization(program: Program, node: Node) -> list[Value]:
     """Normalize each channel of an image separately, then apply its scale and bias."""
-    x = node.value(0)
+    x = node.floats(0)
+    if len(x.shape) < 3:
+        raise Untranslatable(f"an input of {len(x.shape)} dimensions")
     n, c, *_ = x.shape
     size = x.size // (n * c)
     flat = program.reshaped(x, (n, c, size))
@@ -553,7 +631,10 @@ def _instance_normalization(program: Program, node: Node) -> list[Value]:
         {"epsilon": node.attributes.get("epsilon", 1e-5)},
     )
     (y,) = _layer_normalization(program, rows)
-    pair = [constant(node.array(k, "a scale").astype(np.float32).reshape(1, c, 1)) for k in (1, 2)]
+    pair = [
+        constant(node.filled(k, "a scale", (c,)).astype(np.float32).reshape(1, c, 1))
+        for k in (1, 2)
+    ]
     return [program.reshaped(elementwise(program, [y, *pair], "{0} * {1} + {2}"), x.shape)]
 
 

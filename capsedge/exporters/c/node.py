@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from capsedge.exporters.c.program import Array, Program, Untranslatable, Value
 
 
@@ -20,6 +22,7 @@ class Node:
         attributes: attributes as Python values.
         outputs: how many it has.
         relu: whether a Relu follows that the node can do itself.
+        opset: version of the standard operators.
     """
 
     name: str
@@ -28,6 +31,7 @@ class Node:
     attributes: dict[str, Any] = field(default_factory=dict)
     outputs: int = 1
     relu: bool = False
+    opset: int = 20
 
     def value(self, k: int) -> Value:
         """A required input."""
@@ -53,8 +57,42 @@ class Node:
         found = self.attributes.get(name)
         return None if found is None else [int(v) for v in found]
 
+    def floats(self, k: int) -> Value:
+        """A required input of float32."""
+        value = self.value(k)
+        if value.dtype != "float32":
+            raise Untranslatable(f"elements of type {value.dtype}")
+        return value
+
+    def filled(self, k: int, what: str, shape: Sequence[int]) -> Array:
+        """A required, constant input that is broadcast to a shape."""
+        return filled(self.array(k, what), what, shape)
+
     def axis(self, default: int, rank: int) -> int:
-        return int(self.attributes.get("axis", default)) % max(rank, 1)
+        return axis_of(int(self.attributes.get("axis", default)), rank)
+
+
+def filled(array: Array, what: str, shape: Sequence[int]) -> Array:
+    """An array, broadcast to a shape.
+
+    Raises:
+        Untranslatable: it has another shape.
+    """
+    try:
+        return np.broadcast_to(array, tuple(shape))
+    except ValueError as error:
+        raise Untranslatable(f"{what} of shape {list(array.shape)} for {list(shape)}") from error
+
+
+def axis_of(axis: int, rank: int) -> int:
+    """An axis counted from the front.
+
+    Raises:
+        Untranslatable: there is no such axis.
+    """
+    if not -rank <= axis < rank:
+        raise Untranslatable(f"axis {axis} of {rank}")
+    return axis % rank
 
 
 Translator: TypeAlias = Callable[[Program, Node], Sequence[Value]]

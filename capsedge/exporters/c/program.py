@@ -22,8 +22,10 @@ C_TYPES = {
     "uint8": "uint8_t",
     "int8": "int8_t",
     "int32": "int32_t",
+    "int64": "int64_t",
     "bool": "uint8_t",
 }
+MOST_BYTES = (1 << 31) - 1  # of a tensor: the source counts elements and bytes in an int
 
 
 class Untranslatable(ValueError):
@@ -67,6 +69,13 @@ class Value:
     buffer: Buffer | None = None
     array: Array | None = None
 
+    def __post_init__(self) -> None:
+        if self.buffer is None or not self.size:
+            return
+        last = self.offset + sum((d - 1) * s for d, s in zip(self.shape, self.strides, strict=True))
+        if self.offset < 0 or (last + 1) * np.dtype(self.dtype).itemsize > self.buffer.bytes:
+            raise Untranslatable("elements outside of a tensor")
+
     @property
     def size(self) -> int:
         return math.prod(self.shape)
@@ -97,6 +106,8 @@ class Value:
     def sliced(self, axis: int, start: int, stop: int, step: int = 1) -> Value:
         """A view of every ``step``-th element between two positions of an axis."""
         shape, strides = list(self.shape), list(self.strides)
+        if not 0 <= start <= stop <= shape[axis]:
+            raise Untranslatable(f"elements {start} to {stop} of an axis of {shape[axis]}")
         shape[axis] = len(range(start, stop, step))
         offset = self.offset + start * strides[axis]
         strides[axis] *= step
@@ -108,6 +119,10 @@ class Value:
     def expanded(self, shape: Sequence[int]) -> Value:
         """A broadcast view: axes of size 1 are repeated, and further axes are added in front."""
         missing = len(shape) - len(self.shape)
+        if missing < 0 or any(
+            have not in (1, want) for have, want in zip(self.shape, shape[missing:], strict=True)
+        ):
+            raise Untranslatable(f"a broadcast of {list(self.shape)} to {list(shape)}")
         own = [
             0 if have == 1 and want != 1 else step
             for have, want, step in zip(self.shape, shape[missing:], self.strides, strict=True)
@@ -184,8 +199,10 @@ class Program:
     def new(self, shape: Iterable[int], dtype: str = "float32", order: Sequence[int] = ()) -> Value:
         """A value in a buffer of its own, in the order of its axes by default."""
         shape = tuple(shape)
-        size = math.prod(shape) * np.dtype(dtype).itemsize
-        buffer = Buffer(f"{self._prefix}v{self._count}", size, C_TYPES[np.dtype(dtype).name])
+        if dtype not in C_TYPES:
+            raise Untranslatable(f"elements of type {dtype}")
+        size = checked_size(math.prod(shape) * np.dtype(dtype).itemsize)
+        buffer = Buffer(f"{self._prefix}v{self._count}", size, C_TYPES[dtype])
         self._count += 1
         return Value(shape, dtype, dense(shape, order), buffer=buffer)
 
@@ -203,6 +220,8 @@ class Program:
         constants: Iterable[str] = (),
     ) -> None:
         """Add a statement."""
+        if scratch:
+            checked_size(scratch)
         self.kernels.update(kernels)
         self.steps.append(
             Step(
@@ -242,6 +261,8 @@ class Program:
     def reshaped(self, value: Value, shape: Iterable[int]) -> Value:
         """The value in another shape."""
         shape = tuple(shape)
+        if math.prod(shape) != value.size or any(size < 0 for size in shape):
+            raise Untranslatable(f"{list(value.shape)} reshaped to {list(shape)}")
         if value.array is not None:
             return constant(value.array.reshape(shape))
         return replace(self.ordered(value), shape=shape, strides=dense(shape))
@@ -290,6 +311,19 @@ class Program:
         self.step(code, operands, [result], kernels=kernels, overwrites=flat, constants=constants)
 
 
+def checked_size(size: int) -> int:
+    """The bytes of a tensor.
+
+    Raises:
+        Untranslatable: it has no elements, or more than the source can count.
+    """
+    if not size:
+        raise Untranslatable("a tensor without elements")
+    if size > MOST_BYTES:
+        raise Untranslatable(f"a tensor of {size:,} bytes, of which C has {MOST_BYTES:,} at most")
+    return size
+
+
 def merged(dims: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
     """Loops ``(size, stride, stride, ...)``, neighbours joined where every stride allows it."""
     found: list[tuple[int, ...]] = []
@@ -327,7 +361,8 @@ def literal(number: Any) -> str:
             return "INFINITY" if single > 0 else "-INFINITY"
         text = str(single)
         return text + ("f" if set(text) & set(".e") else ".0f")
-    return str(int(number))
+    whole = int(number)
+    return f"(-{-(whole + 1)} - 1)" if whole == -(1 << 63) else str(whole)
 
 
 class Constants:
@@ -340,14 +375,11 @@ class Constants:
     def add(self, array: Array) -> str:
         """The name of an array's elements."""
         array = np.ascontiguousarray(array)
-        if array.dtype == np.int64:
-            array = array.astype(np.int32)
         if array.dtype == np.bool_:
             array = array.astype(np.uint8)
-        if array.dtype == np.float64:
-            array = array.astype(np.float32)
         if array.dtype.name not in C_TYPES:
             raise Untranslatable(f"constants of type {array.dtype}")
+        checked_size(array.nbytes)
         key = (array.dtype.name, array.tobytes())
         if key not in self._names:
             self._names[key] = name = f"k{len(self.arrays)}"
@@ -361,7 +393,7 @@ class Constants:
     def definitions(self) -> Iterator[str]:
         """The C definitions, one per array."""
         for name, array in self.arrays.items():
-            numbers = _floats(array) if array.dtype.kind == "f" else map(str, array.tolist())
+            numbers = _floats(array) if array.dtype.kind == "f" else map(literal, array)
             lines, line = [], ""
             for number in numbers:
                 if len(line) + len(number) > 118:

@@ -131,16 +131,17 @@ CAPS_INLINE int32_t caps_round(float x) {
   return n - 0x4B400000;
 }
 
+/* Quantized: NaN becomes the smallest number. */
 CAPS_INLINE uint8_t caps_to_uint8(float x, int32_t zero) {
   int32_t n;
-  x = x > 1000.0f ? 1000.0f : x < -1000.0f ? -1000.0f : x;
+  x = x > 1000.0f ? 1000.0f : x >= -1000.0f ? x : -1000.0f;
   n = caps_round(x) + zero;
   return (uint8_t)(n < 0 ? 0 : n > 255 ? 255 : n);
 }
 
 CAPS_INLINE int8_t caps_to_int8(float x, int32_t zero) {
   int32_t n;
-  x = x > 1000.0f ? 1000.0f : x < -1000.0f ? -1000.0f : x;
+  x = x > 1000.0f ? 1000.0f : x >= -1000.0f ? x : -1000.0f;
   n = caps_round(x) + zero;
   return (int8_t)(n < -128 ? -128 : n > 127 ? 127 : n);
 }

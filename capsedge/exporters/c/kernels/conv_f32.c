@@ -7,17 +7,18 @@ typedef struct {
 #define CAPS_PIXELS 4
 #define CAPS_BLOCK 16 /* output channels whose weights lie together; 8 at the end where fewer are left */
 
-/* Window of output position o: where its rows lie and how far apart; copied to the patch where it leaves the image. */
-CAPS_INLINE const float *caps_window(const caps_conv *c, const float *x, int o, float *patch, int *stride) {
+/* Window of output position o: where its rows lie and how far apart; copied to patch i where it leaves the image. */
+CAPS_INLINE const float *caps_window(const caps_conv *c, const float *x, int o, float *patches, int i, int *stride) {
   const int y0 = o / c->out_w * c->stride_h - c->top, x0 = o % c->out_w * c->stride_w - c->left;
   const int row = c->kernel_w * c->channels;
   int ky, kx;
-  float *p = patch;
+  float *patch, *p;
   if (y0 >= 0 && x0 >= 0 && c->dilation_w == 1 && y0 + (c->kernel_h - 1) * c->dilation_h < c->height &&
       x0 + c->kernel_w <= c->width) {
     *stride = c->dilation_h * c->width * c->channels;
     return x + (y0 * c->width + x0) * c->channels;
   }
+  p = patch = patches + i * c->kernel_h * row;
   for (ky = 0; ky < c->kernel_h; ky++) for (kx = 0; kx < c->kernel_w; kx++, p += c->channels) {
     const int yy = y0 + ky * c->dilation_h, xx = x0 + kx * c->dilation_w;
     if (yy >= 0 && xx >= 0 && yy < c->height && xx < c->width)
@@ -136,9 +137,9 @@ CAPS_INLINE void caps_tile(const caps_conv *c, const float *const *q, const int 
 #endif
 
 /* Weights [outputs/16][kernel_h][kernel_w][channels][16], the last ones in 8 columns if at most 8 outputs are left; bias
-   and weights padded. patch: 4 windows. Sums start with the bias. */
+   and weights padded. patches: 4 windows. Sums start with the bias. */
 CAPS_FUNCTION void caps_conv_f32(const caps_conv *c, const float *x, const float *w, const float *bias, float *y,
-                                 float *patch) {
+                                 float *patches) {
   const int row = c->kernel_w * c->channels, positions = c->out_h * c->out_w;
   int o, i, block, width;
   for (o = 0; o < positions; o += CAPS_PIXELS) {
@@ -146,7 +147,7 @@ CAPS_FUNCTION void caps_conv_f32(const caps_conv *c, const float *x, const float
     int stride[CAPS_PIXELS], at[CAPS_PIXELS];
     for (i = 0; i < CAPS_PIXELS; i++) {
       at[i] = o + i < positions ? o + i : positions - 1;
-      q[i] = caps_window(c, x, at[i], patch + i * c->kernel_h * row, &stride[i]);
+      q[i] = caps_window(c, x, at[i], patches, i, &stride[i]);
     }
     for (block = 0; block < c->outputs; block += width) {
       const int first = block / CAPS_BLOCK * CAPS_BLOCK, left = c->outputs - block;

@@ -10,9 +10,10 @@ CAPS_FUNCTION void caps_conv_grouped_f32(const caps_conv *c, int groups, const f
     float sum = bias[m];
     for (ky = 0; ky < c->kernel_h; ky++) for (kx = 0; kx < c->kernel_w; kx++, v += inside) {
       const int yy = y0 + ky * c->dilation_h, xx = x0 + kx * c->dilation_w;
-      const float *q = x + (yy * c->width + xx) * c->channels + m / each * inside;
-      if (yy >= 0 && xx >= 0 && yy < c->height && xx < c->width)
+      if (yy >= 0 && xx >= 0 && yy < c->height && xx < c->width) {
+        const float *q = x + (yy * c->width + xx) * c->channels + m / each * inside;
         for (k = 0; k < inside; k++) sum += v[k] * q[k];
+      }
     }
     y[o * c->outputs + m] = c->relu && sum < 0.0f ? 0.0f : sum;
   }

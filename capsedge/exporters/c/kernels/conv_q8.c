@@ -9,7 +9,7 @@ CAPS_INLINE uint8_t caps_requantize(int32_t sum, float factor, int32_t zero) {
 #if !defined(CAPS_PORTABLE) && defined(__arm__) && defined(__ARM_FEATURE_DIRECTED_ROUNDING) && (__ARM_FP & 4)
   float v = (float)sum * factor;
   int32_t n;
-  v = v > 1000.0f ? 1000.0f : v < -1000.0f ? -1000.0f : v;
+  v = v > 1000.0f ? 1000.0f : v >= -1000.0f ? v : -1000.0f;
   __asm__("vcvtn.s32.f32 %0, %1" : "=t"(v) : "t"(v));
   memcpy(&n, &v, 4);
   n += zero;
@@ -292,12 +292,12 @@ CAPS_INLINE void caps_requantize_all(caps_sums sum, const float *factor, int32_t
 #if defined(CAPS_VNNI)
   const __m256 most = _mm256_set1_ps(1000.0f), least = _mm256_set1_ps(-1000.0f);
   const __m256 v = _mm256_mul_ps(_mm256_cvtepi32_ps((__m256i)sum), _mm256_loadu_ps(factor));
-  const __m256i n = _mm256_add_epi32(_mm256_cvtps_epi32(_mm256_max_ps(_mm256_min_ps(v, most), least)), _mm256_set1_epi32(zero));
+  const __m256i n = _mm256_add_epi32(_mm256_cvtps_epi32(_mm256_min_ps(_mm256_max_ps(v, least), most)), _mm256_set1_epi32(zero));
   const __m128i half = _mm_packs_epi32(_mm256_castsi256_si128(n), _mm256_extracti128_si256(n, 1));
 #else
   const __m128 most = _mm_set1_ps(1000.0f), least = _mm_set1_ps(-1000.0f);
   const __m128 v = _mm_mul_ps(_mm_cvtepi32_ps((__m128i)sum), _mm_loadu_ps(factor));
-  const __m128i n = _mm_add_epi32(_mm_cvtps_epi32(_mm_max_ps(_mm_min_ps(v, most), least)), _mm_set1_epi32(zero));
+  const __m128i n = _mm_add_epi32(_mm_cvtps_epi32(_mm_min_ps(_mm_max_ps(v, least), most)), _mm_set1_epi32(zero));
   const __m128i half = _mm_packs_epi32(n, n);
 #endif
   const __m128i done = _mm_packus_epi16(half, half);
