@@ -1,13 +1,18 @@
-"""Run a folder of ``capsedge build --target c`` on this machine, as the backend of a session."""
+"""Run a folder of ``capsedge build --target c`` on this machine, as the backend of a session.
+
+The network runs in a process of its own, which takes inputs and returns outputs through pipes.
+"""
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
+import math
 import shutil
+import signal
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -16,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import ArtefactError, EnvironmentProblem, UsageError
+from capsedge.exporters.c import toolchain
 from capsedge.exporters.c.folder import origin_of
 from capsedge.exporters.c.naming import check_prefix
 from capsedge.exporters.c.write_c import generate
@@ -38,7 +44,7 @@ from capsedge.runtime.session import Session
 
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-std=c99", "-O2", "-ffp-contract=off")
-_ALIGNMENT = 16  # bytes, of the arena
+_HOST = "caps_host.c"  # no network may have this name
 
 
 class CFile(NamedTuple):
@@ -53,7 +59,7 @@ class CompiledC:
     """The network of a folder, compiled.
 
     Args:
-        library: the compiled source, loaded.
+        process: the running network.
         description: the contents of ``NAME.json``.
         original: the ONNX file, loaded.
 
@@ -70,7 +76,7 @@ class CompiledC:
 
     def __init__(
         self,
-        library: ctypes.CDLL,
+        process: subprocess.Popen[bytes],
         description: dict[str, Any],
         original: Backend,
         source: CFile,
@@ -88,8 +94,7 @@ class CompiledC:
         self.batches = BatchRange(shape[0], shape[0])
         self.metadata: ModelMetadata | None = original.metadata
         self.source, self.compiler = source, compiler
-        self._arena = np.zeros(description["memory"]["arena_bytes"] + _ALIGNMENT, np.uint8)
-        self._run: Any = getattr(library, f"{description['name']}_run")
+        self._process = process
         self._lock = threading.Lock()
         self.closed = False
 
@@ -112,22 +117,51 @@ class CompiledC:
 
         Raises:
             UsageError: it is closed.
+            ArtefactError: the network crashed.
         """
         if self.closed:
             raise closed_error(Path(self.source.name))
         images = np.ascontiguousarray(feeds[self.inputs[0].name], np.float32)
-        results = {name: np.empty(shape, np.float32) for name, shape in self._outputs.items()}
-        pointers = (ctypes.c_void_p * len(results))(
-            *(results[name].ctypes.data if name in outputs else None for name in results)
-        )
-        start = self._arena.ctypes.data + -self._arena.ctypes.data % _ALIGNMENT
-        with self._lock:  # one arena
-            self._run(ctypes.c_void_p(start), ctypes.c_void_p(images.ctypes.data), pointers)
+        with self._lock:  # one process
+            try:
+                results = self._exchange(images)
+            except BaseException:
+                self.close()  # it may be in the middle of an answer
+                raise
         return {name: results[name] for name in outputs}
 
+    def _exchange(self, images: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
+        given, printed = self._process.stdin, self._process.stdout
+        assert given is not None
+        assert printed is not None
+        results = {}
+        with suppress(BrokenPipeError):  # it shows in the answer
+            given.write(images.tobytes())
+            given.flush()
+        for name, shape in self._outputs.items():
+            size = 4 * math.prod(shape)
+            data = printed.read(size)
+            if len(data) < size:
+                raise _crashed(self.source.name, self._process.wait())
+            results[name] = np.frombuffer(data, np.float32).reshape(shape).copy()
+        return results
+
     def close(self) -> None:
-        """Refuse further runs; the code stays in memory."""
+        """End the process; further runs are refused."""
         self.closed = True
+        toolchain.end(self._process)
+
+
+def _crashed(source: str, code: int) -> ArtefactError:
+    try:
+        how = f"It was ended by {signal.Signals(-code).name}."
+    except ValueError:
+        how = f"It ended with {code}."
+    return ArtefactError(
+        f"The network compiled from {source} crashed.",
+        how,
+        "Run the ONNX file with ONNX Runtime instead, and report this with the file.",
+    )
 
 
 def open_folder(folder: Path, file: Path) -> Session:
@@ -144,7 +178,7 @@ def open_folder(folder: Path, file: Path) -> Session:
     Raises:
         UsageError: it is not such a folder.
         ArtefactError: it was made from another file, or its source is not what this version writes.
-        EnvironmentProblem: there is no C compiler, or it fails.
+        EnvironmentProblem: there is no C compiler, it fails, or its program cannot be started.
     """
     origin = origin_of(folder)
     if origin.sha256 != sha256(file):
@@ -165,16 +199,23 @@ def open_folder(folder: Path, file: Path) -> Session:
                 "It was changed, or another version wrote it. Only unchanged source is compiled.",
                 f"Build it again: capsedge build --target c {file} -o {folder}",
             )
-    library, compiler = _compile(files, prefix)
+    process, compiler = _started(files, description)
     text = files[f"{prefix}.c"]
     source = CFile(f"{prefix}.c", hashlib.sha256(text).hexdigest(), len(text))
-    with load(file, RuntimeOptions(ops="portable")) as original:
-        backend = CompiledC(library, description, original.backend, source, compiler)
+    try:
+        with load(file, RuntimeOptions(ops="portable")) as original:
+            backend = CompiledC(process, description, original.backend, source, compiler)
+    except BaseException:
+        toolchain.end(process)
+        raise
     return Session(file, backend)
 
 
-def _compile(files: Mapping[str, bytes], prefix: str) -> tuple[ctypes.CDLL, str]:
-    """The loaded library, and the name and version of the compiler."""
+def _started(
+    files: Mapping[str, bytes], description: Mapping[str, Any]
+) -> tuple[subprocess.Popen[bytes], str]:
+    """The running network, and the name and version of the compiler."""
+    prefix = description["name"]
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
     if compiler is None:
         raise EnvironmentProblem(
@@ -185,9 +226,18 @@ def _compile(files: Mapping[str, bytes], prefix: str) -> tuple[ctypes.CDLL, str]
     with temporary_folder() as folder:
         for name in (f"{prefix}.h", f"{prefix}.c"):
             write_bytes(folder / name, files[name])
-        library = folder / "network.so"
-        words = [compiler, *FLAGS, "-shared", "-fPIC", "-o", str(library), f"{prefix}.c"]
-        done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
+        write_bytes(folder / _HOST, _host(description).encode("ascii"))
+        program = folder / "network"
+        words = [compiler, *FLAGS, "-o", str(program), f"{prefix}.c", _HOST]
+        try:
+            done = toolchain.run(words, folder)
+            version = toolchain.run([compiler, "--version"], folder)
+        except OSError as error:
+            raise EnvironmentProblem(
+                f"{compiler} cannot be started.",
+                f"{error.strerror}.",
+                "Install GCC or Clang again.",
+            ) from error
         if done.returncode:
             raise EnvironmentProblem(
                 f"{compiler} cannot compile {prefix}.c.",
@@ -195,12 +245,40 @@ def _compile(files: Mapping[str, bytes], prefix: str) -> tuple[ctypes.CDLL, str]
                 "Install GCC 7 or later, or Clang.",
             )
         try:
-            loaded = ctypes.CDLL(str(library))  # it stays in memory after the file is removed
+            process = toolchain.start(  # it goes on after its file is removed
+                [str(program)],
+                folder,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
         except OSError as error:
             raise EnvironmentProblem(
-                f"The compiled {prefix}.c cannot be loaded.",
-                f"{error}.",
+                f"The compiled {prefix}.c cannot be started.",
+                f"{error.strerror}.",
                 "Set TMPDIR to a folder that programs may run from.",
             ) from error
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
-    return loaded, next(iter(version.stdout.splitlines()), Path(compiler).name)
+    return process, next(iter(version.stdout.splitlines()), Path(compiler).name)
+
+
+def _host(description: Mapping[str, Any]) -> str:
+    """The program around the network: reads an input, writes all outputs, until there are no more inputs."""
+    name, sizes = description["name"], [math.prod(o["shape"]) for o in description["outputs"]]
+    results = range(len(sizes))
+    lines = [
+        "#include <stdio.h>",
+        f'#include "{name}.h"',
+        f"static uint8_t caps_arena[{description['memory']['arena_bytes']}] __attribute__((aligned(16)));",
+        f"static float caps_input[{description['input']['size']}];",
+        *(f"static float caps_result{k}[{size}];" for k, size in enumerate(sizes)),
+        "int main(void) {",
+        f"  {name}_outputs caps_results = {{{', '.join(f'caps_result{k}' for k in results)}}};",
+        "  while (fread(caps_input, sizeof caps_input, 1, stdin) == 1) {",
+        f"    {name}_run(caps_arena, caps_input, &caps_results);",
+        *(f"    fwrite(caps_result{k}, sizeof caps_result{k}, 1, stdout);" for k in results),
+        "    if (fflush(stdout)) return 1;",
+        "  }",
+        "  return 0;",
+        "}",
+    ]
+    return "\n".join([*lines, ""])

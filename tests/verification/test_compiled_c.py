@@ -8,12 +8,14 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch", reason="the reference: pip install 'capsedge[export]'")
 
 import capsedge
 from capsedge.errors import ArtefactError, EnvironmentProblem, UsageError
+from capsedge.exporters.c import toolchain
 from capsedge.exporters.c.write_c import write_c
 from capsedge.runtime.zoo import zoo_checkpoint, zoo_model
 from capsedge.verification import compiled_c
@@ -35,7 +37,7 @@ def _nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         pytest.fail("a compiler was started")
 
-    monkeypatch.setattr(subprocess, "run", refuse)
+    monkeypatch.setattr(subprocess, "Popen", refuse)
 
 
 @pytest.mark.thorough
@@ -117,3 +119,33 @@ def test_without_a_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(shutil, "which", lambda _: None)
     with pytest.raises(EnvironmentProblem, match="No C compiler"):
         open_folder(folder, FILE)
+
+
+@pytest.mark.thorough
+def test_a_crash_of_the_network_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler()
+    generated = compiled_c.generate
+
+    def crashing(*given: Any) -> Any:
+        files, description = generated(*given)
+        name = "digits_attention.c"
+        start = "  uint8_t *const memory = (uint8_t *)arena;\n"
+        changed = files[name].decode().replace(start, f"{start}  *(volatile int *)8 = 1;\n")
+        (folder / name).write_text(changed)
+        return {**files, name: changed.encode()}, description
+
+    monkeypatch.setattr(compiled_c, "generate", crashing)
+    assert FILE is not None
+    with open_folder(folder, FILE) as session, pytest.raises(ArtefactError) as raised:
+        session.run(np.zeros(session.backend.inputs[0].shape, np.float32))
+    assert "ended by SIGSEGV" in raised.value.why
+    assert raised.value.exit_code == 6
+
+
+def test_a_tool_that_is_interrupted_leaves_nothing_behind(tmp_path: Path) -> None:
+    words = ["sh", "-c", "sleep 60 & echo $! > number; wait"]
+    with pytest.raises(subprocess.TimeoutExpired):
+        toolchain.run(words, tmp_path, seconds=0.5)
+    number = (tmp_path / "number").read_text().strip()
+    state = Path(f"/proc/{number}/stat")
+    assert not state.exists() or state.read_text().split()[2] == "Z"

@@ -20,9 +20,22 @@ from capsedge.exporters.c.source import Library, header, source
 from capsedge.runtime.files import reading
 from capsedge.runtime.files.json_documents import decode, parse
 from capsedge.runtime.files.text import format_bytes, printable
+from capsedge.runtime.files.writing import unchanged
 from capsedge.runtime.metadata import ModelMetadata
 from capsedge.spec import limits
 from capsedge.spec.fields import C_KIND, COMPILED_SCHEMA, WASM_KIND
+
+_OTHER_FILES = (
+    "main.c",
+    "CMakeLists.txt",
+    "README.md",
+    "library.properties",
+    "library.json",
+    "idf_component.yml",
+    "zephyr/module.yml",
+    "zephyr/CMakeLists.txt",
+    "zephyr/Kconfig",
+)
 
 
 def contents(
@@ -37,29 +50,46 @@ def contents(
         data: its bytes.
     """
     description = describe(lib, metadata, file, data)
+    others = (
+        _example(lib), _cmake(lib), _readme(lib, description), _arduino(lib), _platformio(lib),
+        _component(lib), _zephyr_module(lib), _zephyr_cmake(lib), _zephyr_options(lib),
+    )  # fmt: skip
     texts = {
         f"{lib.name}.h": header(lib),
         f"{lib.name}.c": source(lib),
-        "main.c": _example(lib),
-        "CMakeLists.txt": _cmake(lib),
-        "README.md": _readme(lib, description),
-        "library.properties": _arduino(lib),
-        "library.json": _platformio(lib),
-        "idf_component.yml": _component(lib),
-        "zephyr/module.yml": _zephyr_module(lib),
-        "zephyr/CMakeLists.txt": _zephyr_cmake(lib),
-        "zephyr/Kconfig": _zephyr_options(lib),
+        **dict(zip(_OTHER_FILES, others, strict=True)),
     }
-    description["files"] = sorted([*texts, f"{lib.name}.json"])
-    texts[f"{lib.name}.json"] = naming.json_text(description)
-    return {name: text.encode("ascii") for name, text in texts.items()}, description
+    files = {name: text.encode("ascii") for name, text in texts.items()}
+    description["files"] = checksums(files)
+    files[f"{lib.name}.json"] = naming.json_text(description).encode("ascii")
+    return files, description
+
+
+def checksums(files: Mapping[str, bytes]) -> dict[str, str]:
+    """The SHA-256 of every file, by its path."""
+    return {path: hashlib.sha256(files[path]).hexdigest() for path in sorted(files)}
 
 
 def earlier_files(folder: Path, kind: str = C_KIND) -> list[str]:
-    """The paths that an earlier run wrote into a folder; none if there is no such description in it."""
+    """The files in a folder that an earlier run wrote and nobody changed; none without its description.
+
+    A description may have come with the folder. So a file counts only if it has a name that such a run gives,
+    and the recorded checksum.
+    """
     with suppress(CapsedgeError, ValueError):
-        return decode(list[str], _description(folder, kind).get("files"), "files")
+        path, found = _found(folder, kind)
+        name = decode(str, found.get("name"), "name")
+        recorded = decode(dict[str, str], found.get("files"), "files")
+        ours = {k: v for k, v in recorded.items() if k in _paths_of(name, kind)}
+        return [*unchanged(folder, ours), path.name] if path.name == f"{name}.json" else []
     return []
+
+
+def _paths_of(name: str, kind: str) -> set[str]:
+    """Every file of a folder besides its description."""
+    if kind == WASM_KIND:
+        return {f"{name}.wasm", f"{name}.mjs", f"{name}.d.mts"}
+    return {f"{name}.h", f"{name}.c", *_OTHER_FILES}
 
 
 @dataclass(frozen=True)
@@ -176,6 +206,15 @@ def _description(folder: Path, kind: str = C_KIND) -> dict[str, Any]:
     Raises:
         UsageError: there is none.
     """
+    return _found(folder, kind)[1]
+
+
+def _found(folder: Path, kind: str) -> tuple[Path, dict[str, Any]]:
+    """The description of a kind in a folder, and its file.
+
+    Raises:
+        UsageError: there is none.
+    """
     files = sorted(folder.glob("*.json")) if reading.path_kind(folder) == reading.FOLDER else []
     kinds = []
     for path in files:
@@ -184,7 +223,7 @@ def _description(folder: Path, kind: str = C_KIND) -> dict[str, Any]:
                 document = parse(stream.read(limits.JSON_BYTES + 1).decode(errors="replace"))
             found = decode(dict[str, Any], document)
             if found.get("kind") == kind:
-                return found
+                return path, found
             kinds.append(found.get("kind"))
     if WASM_KIND in kinds:
         raise UsageError(
@@ -262,11 +301,11 @@ def _example(lib: Library) -> str:
     if lib.preprocessing is not None:
         size = "*".join(str(v) for v in lib.image or ())
         lines.append(f"static uint8_t pixels[{size}];")
-    lines += [f"static float {o.field}[{u}_{o.field.upper()}_SIZE];" for o in lib.outputs]
+    lines += [f"static float out_{o.field}[{u}_{o.field.upper()}_SIZE];" for o in lib.outputs]
     lines += [
         "",
         "int main(void) {",
-        f"  {n}_outputs outputs = {{{', '.join(o.field for o in lib.outputs)}}};",
+        f"  {n}_outputs outputs = {{{', '.join(f'out_{o.field}' for o in lib.outputs)}}};",
     ]
     if first is not None:
         lines.append("  int k;")
@@ -276,11 +315,11 @@ def _example(lib: Library) -> str:
     if first is not None and lib.labels and first.size == len(lib.labels):
         lines.append(
             f"  for (k = 0; k < {u}_CLASSES; k++)\n"
-            f'    printf("%s %g\\n", {n}_labels[k], (double){first.field}[k]);'
+            f'    printf("%s %g\\n", {n}_labels[k], (double)out_{first.field}[k]);'
         )
     elif first is not None:
         lines.append(
-            f'  for (k = 0; k < {first.size}; k++) printf("%g\\n", (double){first.field}[k]);'
+            f'  for (k = 0; k < {first.size}; k++) printf("%g\\n", (double)out_{first.field}[k]);'
         )
     return "\n".join([*lines, "  return 0;", "}", "#endif", ""])
 
@@ -361,7 +400,7 @@ def _zephyr_module(lib: Library) -> str:
 
 
 def _zephyr_cmake(lib: Library) -> str:
-    return f"""if(CONFIG_{lib.upper})
+    return f"""if(CONFIG_CAPSEDGE_{lib.upper})
   zephyr_library_named({lib.name})
   zephyr_library_sources(${{CMAKE_CURRENT_LIST_DIR}}/../{lib.name}.c)
   zephyr_library_compile_options(-O2 -ffp-contract=off)
@@ -371,7 +410,7 @@ endif()
 
 
 def _zephyr_options(lib: Library) -> str:
-    return f'config {lib.upper}\n\tbool "The capsule network {lib.name}"\n\tdefault y\n'
+    return f'config CAPSEDGE_{lib.upper}\n\tbool "The capsule network {lib.name}"\n\tdefault y\n'
 
 
 # --- The README ---

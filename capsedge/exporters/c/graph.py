@@ -122,7 +122,9 @@ class Translation:
     ) -> None:
         self.program = Program(constants, prefix)
         self.outputs: dict[str, Value] = {}
-        self._opset = proto.opset_of(model)
+        self._opset = next(
+            (o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1
+        )
         self._values: dict[str, Value] = {
             t.name: constant(numpy_helper.to_array(t)) for t in model.graph.initializer
         }

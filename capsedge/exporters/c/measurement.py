@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from capsedge.errors import EnvironmentProblem
+from capsedge.exporters.c import toolchain
 from capsedge.runtime.files.writing import temporary_folder, write_bytes
 
 FLAGS = ("-std=c99", "-O2", "-ffp-contract=off")  # as the folder's CMakeLists.txt has them
@@ -214,7 +215,7 @@ def measure(
 
 def version(tool: str) -> str:
     """The first line of a tool's version message."""
-    done = subprocess.run([tool, "--version"], capture_output=True, text=True, check=False)
+    done = toolchain.run([tool, "--version"], Path())
     return next(iter(done.stdout.splitlines()), Path(tool).name)
 
 
@@ -331,10 +332,7 @@ def _tool(words: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str
         EnvironmentProblem: it fails, or takes too long.
     """
     try:
-        done = subprocess.run(
-            words, cwd=folder, capture_output=True, text=True, errors="replace", check=False,
-            timeout=SECONDS,
-        )  # fmt: skip
+        done = toolchain.run(words, folder, seconds=SECONDS)
     except subprocess.TimeoutExpired as error:
         raise EnvironmentProblem(
             f"{Path(words[0]).name} took more than {SECONDS} s.", "", "Try a smaller network."

@@ -7,87 +7,27 @@ import re
 from collections.abc import Collection
 
 from capsedge.errors import UsageError
+from capsedge.exporters.c.reserved_names import FILES, WORDS
 from capsedge.runtime.files.text import printable
 
-_KEYWORDS = frozenset(
-    [
-        "auto",
-        "break",
-        "case",
-        "char",
-        "const",
-        "continue",
-        "default",
-        "do",
-        "double",
-        "else",
-        "enum",
-        "extern",
-        "float",
-        "for",
-        "goto",
-        "if",
-        "inline",
-        "int",
-        "long",
-        "register",
-        "restrict",
-        "return",
-        "short",
-        "signed",
-        "sizeof",
-        "static",
-        "struct",
-        "switch",
-        "typedef",
-        "union",
-        "unsigned",
-        "void",
-        "volatile",
-        "while",
-        "asm",
-        "main",
-        "and",
-        "and_eq",
-        "bitand",
-        "bitor",
-        "bool",
-        "catch",
-        "class",
-        "compl",
-        "concept",
-        "constexpr",
-        "delete",
-        "explicit",
-        "export",
-        "false",
-        "friend",
-        "mutable",
-        "namespace",
-        "new",
-        "not",
-        "not_eq",
-        "nullptr",
-        "operator",
-        "or",
-        "or_eq",
-        "private",
-        "protected",
-        "public",
-        "template",
-        "this",
-        "throw",
-        "true",
-        "try",
-        "typename",
-        "using",
-        "virtual",
-        "wchar_t",
-        "xor",
-        "xor_eq",
-    ]
-)
+_DEVICE = re.compile(r"(?:com|lpt)\d")  # files of these names are devices on Windows
 _LONGEST = 48
+
+
+def _reserved(name: str) -> str:
+    """Why a network, its symbols and files, cannot have a name; empty if it can."""
+    lower = name.lower()
+    if len(name) > _LONGEST:
+        return f"It has {len(name)} characters; {_LONGEST} is the most."
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name, re.ASCII):
+        return "It takes letters, digits and underscores, a letter first."
+    if lower in WORDS:
+        return "It is a word of C or C++."
+    if lower in FILES or _DEVICE.fullmatch(lower):
+        return "A header, a file of the folder, a target of CMake or a device has this name."
+    if lower.startswith("caps_"):
+        return "The generated source uses such names itself."
+    return ""
 
 
 def check_prefix(name: str) -> str:
@@ -96,34 +36,38 @@ def check_prefix(name: str) -> str:
     Raises:
         UsageError: it is no C identifier, or reserved.
     """
-    if len(name) > _LONGEST:
-        why = f"It has {len(name)} characters; {_LONGEST} is the most."
-    elif not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name, re.ASCII):
-        why = "It takes letters, digits and underscores, a letter first."
-    elif name in _KEYWORDS:
-        why = "It is a keyword of C or C++."
-    elif name.startswith("caps_") or name in ("arena", "input", "outputs"):
-        why = "The generated source uses this name itself."
-    else:
-        return name
-    raise UsageError(f"Invalid --name {printable(name)}.", why, "For example: `--name digits`.")
+    if why := _reserved(name):
+        raise UsageError(f"Invalid --name {printable(name)}.", why, "For example: `--name digits`.")
+    return name
 
 
 def prefix_of(stem: str) -> str:
     """A prefix from the name of a file: ``digits-em.int8`` is ``digits_em_int8``."""
-    name = re.sub(r"[^A-Za-z0-9]+", "_", stem).strip("_")[:_LONGEST].rstrip("_")
-    if not name or not name[0].isalpha():
-        name = f"model_{name}".rstrip("_")[:_LONGEST]
-    return f"{name}_model"[-_LONGEST:] if name in _KEYWORDS or name.startswith("caps_") else name
+    name = _identifier(stem)
+    if not name or not name[0].isalpha() or _reserved(name):
+        name = f"model_{name}"[:_LONGEST].rstrip("_")
+    return name
+
+
+def _identifier(text: str) -> str:
+    name = re.sub(r"[^A-Za-z0-9]+", "_", text).strip("_")
+    return name[:_LONGEST].rstrip("_")
 
 
 def field_of(name: str, taken: Collection[str]) -> str:
-    """A member of a structure from the name of an output."""
-    field = re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_")[:_LONGEST] or "output"
-    field = field if field[0].isalpha() else f"output_{field}"
-    field = f"{field}_" if field in _KEYWORDS else field
+    """A member of a structure from the name of an output.
+
+    Macros would replace it. They are upper case by convention, so such a name gets a prefix, and so do words
+    and those of our own sizes. No two members differ only in case, because their sizes are macros.
+    """
+    field = _identifier(name)
+    lower = field.lower()
+    macro = field == field.upper() or re.match(r"(?:PRI|SCN)[a-z]", field)
+    if macro or not field[0].isalpha() or lower in WORDS or lower in ("input", "picture"):
+        field = f"output_{field}".rstrip("_")
+    others = {other.upper() for other in taken}
     unique, number = field, 2
-    while unique in taken or unique.upper() in {t.upper() for t in taken}:
+    while unique.upper() in others:
         unique, number = f"{field}_{number}", number + 1
     return unique
 

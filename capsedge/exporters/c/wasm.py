@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
@@ -15,7 +14,7 @@ from typing import Any
 import onnx
 
 from capsedge.errors import EnvironmentProblem
-from capsedge.exporters.c import folder, naming
+from capsedge.exporters.c import folder, naming, toolchain
 from capsedge.exporters.c.program import C_TYPES, Constants
 from capsedge.exporters.c.source import Library, header, source
 from capsedge.exporters.c.write_c import read_library
@@ -130,12 +129,11 @@ def write_wasm(
     """
     source, target = Path(source), Path(target)
     prefix = naming.prefix_of(source.stem) if name is None else naming.check_prefix(name)
-    replaced = folder.earlier_files(target, WASM_KIND)
-    check_replaceable(target, replaced)
+    check_replaceable(target, folder.earlier_files(target, WASM_KIND))
     data, _ = summary.read_harmless(source)
     network = compile_network(data, source, prefix, batch)
     files, description = _files(network)
-    write_folder(target, files, replaced)
+    write_folder(target, files, folder.earlier_files(target, WASM_KIND))
     return WasmReport(target, description, {path: len(text) for path, text in files.items()})
 
 
@@ -221,10 +219,7 @@ def _compile(zig: Path, library: Library) -> bytes:
         caches = {f"ZIG_{kind}_CACHE_DIR": str(place / "cache") for kind in ("LOCAL", "GLOBAL")}
         environment = {**os.environ, **caches}  # leave nothing of the network behind
         try:
-            done = subprocess.run(
-                words, cwd=place, env=environment, capture_output=True, text=True,
-                encoding="utf-8", errors="replace", check=False,
-            )  # fmt: skip
+            done = toolchain.run(words, place, environment=environment)
         except OSError as error:
             raise _failed(f"{zig}: {error.strerror or error}") from error
         if done.returncode:
@@ -258,7 +253,7 @@ def _definitions(constants: Constants) -> Iterator[str]:
         lines = (data[at : at + _LINE] for at in range(0, len(data), _LINE))
         text = "\n".join('"' + "".join(map(_ESCAPED.__getitem__, line)) + '"' for line in lines)
         yield f"static const char {name}_bytes[{len(data) or 1}] CAPS_ALIGNED =\n{text or _EMPTY};"
-        yield f"#define {name} ((const {kind} *)(const void *){name}_bytes)"
+        yield f"static const {kind} *const {name} = (const {kind} *)(const void *){name}_bytes;"
 
 
 def _failed(why: str) -> EnvironmentProblem:
@@ -341,7 +336,7 @@ def _files(network: CompiledNetwork) -> tuple[dict[str, bytes], dict[str, Any]]:
         f"{name}.mjs": _template("module.mjs", name, ""),
         f"{name}.d.mts": _template("module.d.mts", name, results),
     }
-    description = {**network.description, "files": sorted([*files, f"{name}.json"])}
+    description = {**network.description, "files": folder.checksums(files)}
     files[f"{name}.json"] = naming.json_text(description).encode("ascii")
     return files, description
 

@@ -95,8 +95,7 @@ def write_c(
     """
     source, target = Path(source), Path(target)
     prefix = naming.prefix_of(source.stem) if name is None else naming.check_prefix(name)
-    replaced = folder.earlier_files(target)
-    check_replaceable(target, replaced)
+    check_replaceable(target, folder.earlier_files(target))
     data, _ = summary.read_harmless(source)
     files, description = generate(data, source, prefix, batch, fit)
     missing: list[str] = []
@@ -104,7 +103,7 @@ def write_c(
         found, missing = measurement.measure(files, description)
         description["measured"] = [asdict(each) for each in found]
         files[f"{prefix}.json"] = naming.json_text(description).encode("ascii")
-    write_folder(target, files, replaced)
+    write_folder(target, files, folder.earlier_files(target))
     return CReport(target, description, tuple(missing))
 
 
@@ -141,7 +140,7 @@ def read_library(
     """
     bounds = Bounds(batch or 1, limits.C_VALUES, limits.C_SUM, bodies=False)
     data = checked(data, str(file), bounds)
-    return translate(data, onnx.load_model_from_string(data), prefix, batch, file.name)
+    return translate(data, onnx.load_model_from_string(data), prefix, batch, printable(file.name))
 
 
 def translate(
@@ -221,7 +220,8 @@ def _check_types(model: onnx.ModelProto) -> None:
 
 
 def _type_name(value: onnx.ValueInfoProto) -> str:
-    return str(onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type))
+    kind = value.type.tensor_type.elem_type  # 0: it is no tensor
+    return str(onnx.helper.tensor_dtype_to_np_dtype(kind)) if kind else "no tensor"
 
 
 def _fixed(model: onnx.ModelProto, batch: int | None) -> onnx.ModelProto:

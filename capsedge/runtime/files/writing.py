@@ -395,15 +395,26 @@ def check_replaceable(target: Path, replaced: Collection[str]) -> None:
         return
     if found != reading.FOLDER:
         raise UsageError(f"Cannot write {target}.", f"It is a {found}.", "Pass a folder.")
-    for folder, _, names in os.walk(target):
-        for name in names:
+    for folder, inside, names in os.walk(target):
+        links = [name for name in inside if os.path.islink(os.path.join(folder, name))]
+        for name in (*names, *links):
             inner = Path(folder, name).relative_to(target).as_posix()
             if inner not in replaced:
                 raise UsageError(
                     f"Cannot replace the folder {target}.",
-                    f"It holds {inner}, which was not written by an earlier run.",
+                    f"It holds {inner}, which is not as an earlier run wrote it.",
                     "Choose a new or empty folder.",
                 )
+
+
+def unchanged(folder: Path, recorded: Mapping[str, str]) -> list[str]:
+    """The files of a folder that still have the SHA-256 recorded for their path."""
+    found = []
+    for path, checksum in recorded.items():
+        with suppress(CapsedgeError, OSError, ValueError):
+            if sha256(folder / path) == checksum:
+                found.append(path)
+    return found
 
 
 def _write(path: Path, content: bytes | Path) -> None:

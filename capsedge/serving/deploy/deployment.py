@@ -12,6 +12,7 @@ from typing import Any
 from capsedge.errors import CapsedgeError
 from capsedge.runtime.files import reading, text
 from capsedge.runtime.files.json_documents import decode, parse
+from capsedge.runtime.files.writing import unchanged
 from capsedge.runtime.result_summary import Row, Summarized, Summary
 from capsedge.spec import limits
 from capsedge.spec.fields import MANIFEST
@@ -226,10 +227,15 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def earlier_files(folder: Path) -> list[str]:
-    """The paths that the manifest of a folder lists, its own among them; none if there is no manifest."""
+    """The files that the manifest of a folder lists and nobody changed, and itself; none without one."""
     if reading.path_kind(folder) == reading.FOLDER:
         with suppress(CapsedgeError, ValueError):
-            return [*decode(dict[str, Any], read_manifest(folder).get("files"), "files"), MANIFEST]
+            listed_files = decode(dict[str, Any], read_manifest(folder).get("files"), "files")
+            entries = {path: decode(dict[str, Any], each) for path, each in listed_files.items()}
+            sums = {
+                path: decode(str, each.get("sha256"), "sha256") for path, each in entries.items()
+            }
+            return [*unchanged(folder, sums), MANIFEST]
     return []
 
 
