@@ -208,7 +208,7 @@ def _header(lib: Library) -> Iterator[str]:
             "",
             f"/* Draws what a class capsule stands for. Poses [{j}, {p}] of run, index 0 to {j - 1}; picture",
         )
-        yield f"   {list(lib.picture)}, values 0 to 1. */"
+        yield f"   {list(lib.picture)}, values 0 to 1; zeros for any other index. */"
         yield f"void {n}_reconstruct(void *arena, const float *poses, int index, float *picture);"
     yield from ("", "#ifdef __cplusplus", "}", "#endif", "", "#endif")
 
@@ -241,7 +241,11 @@ def source(lib: Library, definitions: Iterable[str] | None = None) -> str:
         signature = (
             f"void {n}_reconstruct(void *arena, const float *poses, int index, float *picture)"
         )
-        parts.append("\n".join(_function(signature, lib.decoder, "")) + "\n")
+        outside = (
+            f"  if (index < 0 || index >= {lib.capsules[0]}) {{ "
+            f"memset(picture, 0, {int(np.prod(lib.picture))} * sizeof(float)); return; }}"
+        )
+        parts.append("\n".join(_function(signature, lib.decoder, outside)) + "\n")
     return "\n".join(parts)
 
 

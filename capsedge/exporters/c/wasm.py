@@ -240,7 +240,6 @@ def sources(library: Library) -> dict[str, str]:
 
 _ESCAPED = [f"\\{byte:03o}" for byte in range(256)]
 _LINE = 1024  # bytes of a string
-_EMPTY = '""'
 
 
 def _definitions(constants: Constants) -> Iterator[str]:
@@ -252,7 +251,7 @@ def _definitions(constants: Constants) -> Iterator[str]:
         )
         lines = (data[at : at + _LINE] for at in range(0, len(data), _LINE))
         text = "\n".join('"' + "".join(map(_ESCAPED.__getitem__, line)) + '"' for line in lines)
-        yield f"static const char {name}_bytes[{len(data) or 1}] CAPS_ALIGNED =\n{text or _EMPTY};"
+        yield f"static const char {name}_bytes[{len(data)}] CAPS_ALIGNED =\n{text};"
         yield f"static const {kind} *const {name} = (const {kind} *)(const void *){name}_bytes;"
 
 

@@ -402,7 +402,7 @@ def check_replaceable(target: Path, replaced: Collection[str]) -> None:
             if inner not in replaced:
                 raise UsageError(
                     f"Cannot replace the folder {target}.",
-                    f"It holds {inner}, which is not as an earlier run wrote it.",
+                    f"It holds {inner}, which was not written by an earlier run, or was changed since.",
                     "Choose a new or empty folder.",
                 )
 

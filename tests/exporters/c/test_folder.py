@@ -118,7 +118,7 @@ def test_only_our_own_folder_is_replaced(tmp_path: Path) -> None:
     write_c(source, folder, name="other")
     assert not (folder / "tiny.c").exists()
     (folder / "notes.txt").write_text("mine")
-    with pytest.raises(UsageError, match=r"notes\.txt, which is not as an earlier run wrote it"):
+    with pytest.raises(UsageError, match=r"notes\.txt, which was not written by an earlier run"):
         write_c(source, folder)
 
 

@@ -203,7 +203,7 @@ def test_a_planted_description_deletes_no_foreign_file(tmp_path: Path) -> None:
     source, folder = _network(tmp_path / "m.onnx", ["y"]), tmp_path / "net"
     written = write_c(source, folder, name="net").description
     (folder / "main.c").write_text("mine")
-    with pytest.raises(UsageError, match=r"main\.c, which is not as an earlier run wrote it"):
+    with pytest.raises(UsageError, match=r"main\.c, which was not written by an earlier run"):
         write_c(source, folder, name="net")
     (folder / "thesis.txt").write_text("mine")
     for path in ("thesis.txt", "../m.onnx", "main.c"):
@@ -211,9 +211,9 @@ def test_a_planted_description_deletes_no_foreign_file(tmp_path: Path) -> None:
         planted = {**written, "files": {**written["files"], path: sha256(content).hexdigest()}}
         planted["files"]["main.c"] = sha256(b"mine").hexdigest()
         (folder / "net.json").write_text(json.dumps(planted))
-        with pytest.raises(UsageError, match=r"thesis\.txt, which is not"):
+        with pytest.raises(UsageError, match=r"thesis\.txt, which was not"):
             write_c(source, folder, name="net")
         (folder / "net.json").write_text(json.dumps({**planted, "files": list(planted["files"])}))
-        with pytest.raises(UsageError, match="which is not as an earlier run wrote it"):
+        with pytest.raises(UsageError, match="which was not written by an earlier run"):
             write_c(source, folder, name="net")
     assert (folder / "main.c").read_text() == (folder / "thesis.txt").read_text() == "mine"
