@@ -12,8 +12,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from capsedge.errors import UnsupportedModelError
-from capsedge.exporters.c.write_c import write_c
+from capsedge.exporters.c.write_c import generate, write_c
 from tests.exporters.c.compiled import Compiled
+from tests.exporters.c.sanitized import Case, extreme_inputs, run_sanitized
 
 RNG = np.random.default_rng(0)
 
@@ -193,3 +194,57 @@ def test_an_operator_without_translation_is_refused_before_anything_is_written(
     with pytest.raises(UnsupportedModelError, match=r"'y' \(Sin\) cannot be written as C"):
         write_c(path, folder)
     assert not folder.exists()
+
+
+def _integers(kind: int, *nodes: onnx.NodeProto, **constants: Any) -> onnx.ModelProto:
+    """The input as integers ``a``, nodes from it to ``b``, and ``b`` as floats."""
+    casts = [
+        helper.make_node("Cast", ["x"], ["a"], to=kind),
+        helper.make_node("Cast", ["b"], ["y"], to=TensorProto.FLOAT),
+    ]
+    return _model([casts[0], *nodes, casts[1]], [1, 6], constants)
+
+
+NUMBERS = np.array([[7, -7, 0, np.nan, 1e30, -1e30]], np.float32)
+ENDS = {
+    TensorProto.INT8: (-128, 127),
+    TensorProto.UINT8: (0, 255),
+    TensorProto.INT32: (-(1 << 31), (1 << 31) - 1),
+    TensorProto.INT64: (-(1 << 63), (1 << 63) - 1),
+}
+
+
+@pytest.mark.thorough
+def test_every_number_has_a_result_and_sanitizers_find_nothing(tmp_path: Path) -> None:
+    """All operators on random and extreme inputs; integers also against the stated results."""
+    models: dict[str, tuple[onnx.ModelProto, np.ndarray | None]] = {
+        name: (model, None) for name, model in CASES.items()
+    }
+    for kind, (low, high) in ENDS.items():
+        known = np.clip([[7, -7, 0, 0]], low, high).astype(np.float64)
+        cast = np.append(known, [[high, low]], axis=1)
+        models[f"cast {kind}"] = (_integers(kind, helper.make_node("Identity", ["a"], ["b"])), cast)
+        zero = [
+            helper.make_node("Sub", ["a", "a"], ["zero"]),
+            helper.make_node("Div", ["a", "zero"], ["b"]),
+        ]
+        models[f"by zero {kind}"] = (_integers(kind, *zero), np.zeros((1, 6)))
+        if low < 0:
+            minus = np.array(-1, helper.tensor_dtype_to_np_dtype(kind))
+            by = _integers(kind, helper.make_node("Div", ["a", "m"], ["b"]), m=minus)
+            models[f"by -1 {kind}"] = (by, np.append(-known, [[-high, low]], axis=1))
+        for operator in ("Add", "Mul", "Sub"):
+            node = helper.make_node(operator, ["a", "a"], ["b"])
+            models[f"{operator} {kind}"] = (_integers(kind, node), None)
+    cases = []
+    for number, (model, _) in enumerate(models.values()):
+        files, description = generate(model.SerializeToString(), Path("m.onnx"), f"n{number}")
+        inputs = extreme_inputs(description["input"]["shape"])
+        cases.append(Case(files, description, [NUMBERS] * (inputs[0].size == 6) or inputs))
+        cases[-1].inputs = [*cases[-1].inputs, *inputs]
+    for flags in (["-O0"], ["-O0", "-DCAPS_PORTABLE"]):
+        assert run_sanitized(cases, tmp_path / flags[-1], flags) == ""
+        for case, (name, (_, want)) in zip(cases, models.items(), strict=True):
+            if want is not None:
+                got = case.results[0]["y"]
+                np.testing.assert_array_equal(got, want.astype(np.float32), err_msg=name)

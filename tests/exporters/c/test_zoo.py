@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 import capsedge
-from capsedge.exporters.c.write_c import write_c
+from capsedge.exporters.c.write_c import generate, write_c
 from capsedge.runtime.images.preprocessing import prepare
 from capsedge.runtime.metadata import Preprocessing
 from tests.conftest import ROOT
 from tests.exporters.c.compiled import Compiled, compiler
+from tests.exporters.c.sanitized import Case, extreme_inputs, run_sanitized
 
 ZOO = sorted((ROOT / "capsedge/zoo").glob("*.onnx"))
 pytestmark = pytest.mark.thorough
@@ -121,3 +122,13 @@ def test_functions_in_vectors_have_the_bits_of_single_ones(flag: str, tmp_path: 
     words = [compiler(), "-std=c99", "-O2", "-ffp-contract=off", flag, "-w"]
     subprocess.run([*words, "-o", tmp_path / "lanes", tmp_path / "net/lanes.c"], check=True)
     assert subprocess.run([tmp_path / "lanes"], check=False).returncode == 0
+
+
+def test_sanitizers_find_nothing_for_any_input(tmp_path: Path) -> None:
+    """Every trained model, with and without vectors."""
+    cases = []
+    for number, source in enumerate(ZOO):
+        files, description = generate(source.read_bytes(), source, f"n{number}")
+        cases.append(Case(files, description, extreme_inputs(description["input"]["shape"])[::3]))
+    for flags in (["-O1"], ["-O1", "-DCAPS_PORTABLE"]):
+        assert run_sanitized(cases, tmp_path / flags[-1], flags) == ""
