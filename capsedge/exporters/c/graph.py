@@ -12,7 +12,7 @@ from onnx import helper, inliner, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from capsedge.errors import UnsupportedModelError
-from capsedge.exporters.c import capsules, layer_steps, movement, per_element
+from capsedge.exporters.c import capsules, convolutions, layer_steps, movement, per_element
 from capsedge.exporters.c.node import Node, Translator
 from capsedge.exporters.c.program import (
     Buffer,
@@ -31,6 +31,7 @@ from capsedge.spec.operators import DOMAIN, OPERATORS, operator_of
 TRANSLATORS: dict[str, Translator] = {
     **per_element.TRANSLATORS,
     **movement.TRANSLATORS,
+    **convolutions.TRANSLATORS,
     **layer_steps.TRANSLATORS,
     **capsules.TRANSLATORS,
 }
