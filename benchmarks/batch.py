@@ -14,6 +14,7 @@ import argparse
 import itertools
 import json
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -70,7 +71,10 @@ def main() -> None:
 def _cluster(cores: int, others: int = 0) -> Iterator[Any]:
     """A cluster on this machine: one node, and others with the same number of cores."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    from ray.cluster_utils import Cluster
+    try:
+        from ray.cluster_utils import Cluster
+    except ModuleNotFoundError:
+        sys.exit("the cluster needs Ray: pip install 'capsedge[ray]'")
 
     node = {"num_cpus": cores, "object_store_memory": 200 << 20}
     cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})

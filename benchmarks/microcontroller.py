@@ -228,7 +228,7 @@ def main() -> None:
     parser.add_argument("--sources", type=Path, help="folder with the peers' sources")
     parser.add_argument("--emx", help="emx-onnx-cgen, if it is not on the path")
     parser.add_argument("--int8", type=Path, nargs="*", default=[], help="INT8 files to add")
-    parser.add_argument("--boards", nargs="*", default=["cortex-m7", "cortex-m55"])
+    parser.add_argument("--boards", nargs="+", default=["cortex-m7", "cortex-m55"])
     parser.add_argument("--write", action="store_true", help=f"update {PAGE.name}")
     given = parser.parse_args()
     tools = {"emx-onnx-cgen": given.emx or shutil.which("emx-onnx-cgen")}

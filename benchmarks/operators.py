@@ -215,8 +215,11 @@ def build_floor(folder: Path) -> Path:
     if compiler is None:
         sys.exit("no C++ compiler to measure the floor with: apt-get install g++")
     program = folder / "floor"
-    source = ROOT / "capsedge" / "runtime" / "native" / "tests" / "floor.cpp"
-    command = [compiler, "-std=c++17", "-O3", "-w", "-pthread", str(source), "-o", str(program)]
+    native = ROOT / "capsedge" / "runtime" / "native"
+    command = [
+        compiler, "-std=c++17", "-O3", "-w", "-pthread", f"-I{native / 'kernels' / 'cpu'}",
+        str(native / "tests" / "floor.cpp"), "-o", str(program),
+    ]  # fmt: skip
     subprocess.run(command, check=True)
     return program
 

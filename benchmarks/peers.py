@@ -25,6 +25,7 @@ from typing import Any, Final
 import numpy as np
 
 from benchmarks.common import machine, statistics
+from capsedge.errors import CapsedgeError
 from capsedge.runtime.profiling.compare import TOLERANCE, Entrant, Entry, compare
 from capsedge.runtime.profiling.worker import Limits, Specification
 from capsedge.runtime.result_summary import save_figure
@@ -86,7 +87,11 @@ def measure(
     rounds: int,
     seconds: float,
 ) -> list[dict[str, Any]]:
-    """Measure one row per peer; ``folder`` holds the model's files."""
+    """Measure one row per peer; ``folder`` holds the model's files.
+
+    If eager torch fails, its row says why, and the next peer takes its place as the reference.
+    """
+    key = {"model": model, "batch": len(images), "threads": threads}
     entrants = []
     for name in (REFERENCE, *(peer for peer in peers if peer != REFERENCE)):
         file = str(folder / PEERS[name].model)
@@ -94,14 +99,23 @@ def measure(
         tolerance = BFLOAT16 if name == OPENVINO_DEFAULT else TOLERANCE
         entrants.append(Entrant(name, specification, model, WORKER, tolerance))
     limits = Limits(seconds / 2, seconds, rounds)
-    found = compare(entrants, {"images": images}, limits, rounds=rounds, keep_going=True)
-    key = {"model": model, "batch": len(images), "threads": threads}
-    return [{**key, "peer": e.name, **_measured(e)} for e in found.entries if e.name in peers]
+    failed = []
+    while entrants:
+        try:
+            found = compare(entrants, {"images": images}, limits, rounds=rounds, keep_going=True)
+        except CapsedgeError as error:
+            failed.append(
+                {**key, "peer": entrants.pop(0).name, "error": f"failed: {error.what} {error.why}"}
+            )
+            continue
+        rows = [{**key, "peer": e.name, **_measured(e)} for e in found.entries]
+        return [row for row in (*failed, *rows) if row["peer"] in peers]
+    return [row for row in failed if row["peer"] in peers]
 
 
 def _measured(entry: Entry) -> dict[str, Any]:
     if entry.problem or entry.peak_bytes is None or entry.loaded_bytes is None:
-        return {"error": entry.problem}
+        return {"error": f"failed: {entry.problem}"}
     return {
         "version": entry.version,
         **statistics(entry.samples),

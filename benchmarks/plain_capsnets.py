@@ -11,7 +11,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.autograd import Variable
 
-from capsedge.models.ops import dynamic, squash
+from capsedge.models.ops import dynamic_routing, squash
 
 CLASSES, POSE, DEPTH = 10, 16, 8
 
@@ -155,7 +155,7 @@ class WithOps(Base):
 
     def forward(self, x: Tensor) -> Tensor:
         u = squash(self.stem(x).view(x.size(0), -1, DEPTH))
-        return dynamic(u, self.weight, iterations=3)[0].norm(dim=-1)
+        return dynamic_routing(u, self.weight, iterations=3)[0].norm(dim=-1)
 
 
 STYLES = (Guo, Havir, Bielski, Haudoi)

@@ -9,6 +9,7 @@ from this package. Some models are not in ONNX: ``torch`` and ``torch.compile`` 
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import subprocess
 import sys
@@ -135,12 +136,14 @@ def load_torch(s: Specification) -> tuple[Run, str]:
     import torch
 
     from capsedge.models.checkpoint import load_checkpoint
-    from capsedge.models.ops import attention, dynamic, em, squash
 
     torch.set_num_threads(s.threads)
-    for function in (attention, dynamic, em, squash):
-        module = sys.modules[function.__module__]
-        module._op = module._define  # type: ignore[attr-defined]
+    for name in ("attention", "dynamic", "em", "self_attention", "squash"):
+        # By name: the package has a function squash, which hides its module.
+        module: Any = importlib.import_module(f"capsedge.models.ops.{name}")
+        module._op = module._define
+        if name == "dynamic":
+            module._op_votes = module._define_votes
     model: Any = load_checkpoint(Path(s.model))
     score = model.score_name
     if s.peer == "torch.compile":

@@ -6,7 +6,7 @@ Prints the share of each family that is refused, and the cost of the criterion a
 
 from __future__ import annotations
 
-import sys
+import argparse
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -166,7 +166,9 @@ def cost(session: Session, images: Pixels, rounds: int = 50) -> float:
 
 def main(say: Callable[[str], None] = print) -> None:
     """Print all figures."""
-    data = Path(sys.argv[1])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("data", type=Path, help="holds mnist/ and, optionally, fashion-mnist/")
+    data = parser.parse_args().data
     session = capsedge.load(default_model(), capsedge.RuntimeOptions(threads=1))
     test = read_split(data / "mnist", "test", Preprocessing(SIDE, SIDE, 1)).images[..., 0]
     say(f"{'MNIST test images':<40} {refused(session, test):8.2%} of {len(test)}")
