@@ -12,6 +12,8 @@ from tests import skips, tiers
 from tests.exports import exported  # noqa: F401
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Servers run in the processes that also fork sandboxes; gRPC prints about each fork otherwise.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 ROOT = Path(__file__).resolve().parent.parent
 

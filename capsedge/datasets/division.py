@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from capsedge.datasets.image_set import ImageSet
-from capsedge.runtime.training_split import SAMPLE, TrainingSplit, key_of, mark_of, thresholds
+from capsedge.runtime.training_split import SAMPLE, TrainingSplit, key_of, sample_of, thresholds
 
 
 def rule_of(
@@ -31,7 +31,7 @@ def rule_of(
     rule = TrainingSplit(seed, thresholds(limits["test"]), thresholds(limits["validation"]), "")
     trained = divided(images, rule)["train"].checksums
     chosen = sorted(trained, key=lambda checksum: key_of(checksum, seed))[:SAMPLE]
-    return replace(rule, sample="".join(map(mark_of, chosen)))
+    return replace(rule, sample="".join(map(sample_of, chosen)))
 
 
 def divided(images: ImageSet, rule: TrainingSplit) -> dict[str, ImageSet]:

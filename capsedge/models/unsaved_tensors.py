@@ -169,7 +169,7 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 
 def _names(module: nn.Module) -> Callable[[Tensor], str]:
     """A function that gives the attribute of a tensor: of its memory, or of its values."""
-    held = list(_held(module))
+    held = list(_reachable(module))
     by_address: dict[int, str] = {}
     for name, value in held:
         place = value.ctypes.data if isinstance(value, np.ndarray) else _address(value)
@@ -188,7 +188,7 @@ def _names(module: nn.Module) -> Callable[[Tensor], str]:
     return find
 
 
-def _held(module: nn.Module) -> Iterator[tuple[str, Any]]:
+def _reachable(module: nn.Module) -> Iterator[tuple[str, Any]]:
     """Every tensor and array that can be reached from a module, with its path of attributes."""
     visited: set[int] = set()
     waiting: list[tuple[str, Any, int]] = [("", module, 0)]

@@ -138,7 +138,7 @@ def load_weights(module: nn.Module, path: Path | str) -> LoadedWeights:
         for each in fitted[1:]
         if each.fits and each.candidate.location != best.location and not each.candidate.parts
     ]
-    left = [k for k in match.beside if not may_have(k)]
+    left = [k for k in match.outside if not may_have(k)]
     if left:
         listed = ", ".join(k[:_LONGEST] for k in left[:_LISTED])
         rest = f" and {len(left) - _LISTED} more" if len(left) > _LISTED else ""
@@ -295,7 +295,7 @@ def _compare(path: Path, candidate: StateDict, match: Match, expected: Shapes) -
     if match.fits:
         return
     actual = {name: candidate.shapes[k] for k, name in match.names.items()}
-    actual |= {k: candidate.shapes[k] for k in match.beside}
+    actual |= {k: candidate.shapes[k] for k in match.outside}
     missing = [k for k in expected if k not in actual and not may_lack(k)]
     more = [k for k in actual if k not in expected and not may_have(k)]
     shaped = [k for k in expected if k in actual and actual[k] != expected[k]]

@@ -27,14 +27,14 @@ class Match:
     Attributes:
         names: the module's name, or the closest form of the file's own, for each name in the file.
         prefix: what was removed from all of the module's names in the file, in the common form.
-        beside: names in the file outside this prefix, which are not of the module.
+        outside: names in the file outside this prefix, which are not of the module.
         fits: whether every tensor of the module is found with its shape, and nothing is left over.
         same: tensors that fit.
     """
 
     names: Mapping[str, str]
     prefix: str
-    beside: tuple[str, ...]
+    outside: tuple[str, ...]
     fits: bool
     same: int
 
@@ -113,10 +113,10 @@ def _matched(
 ) -> Match:
     """The match with one prefix removed from the file's names, or added to them."""
     back = {short: name for name, short in ours.items()}
-    names, beside = dict[str, str](), list[str]()
+    names, outside = dict[str, str](), list[str]()
     for name, short in theirs.items():
         if not short.startswith(removed):
-            beside.append(name)
+            outside.append(name)
             continue
         short = added + short.removeprefix(removed)
         names[name] = back.get(short, short)
@@ -125,4 +125,4 @@ def _matched(
     same = sum(found.get(k) == shape for k, shape in expected.items()) if once else -1
     whole = all(found.get(k) == v or (k not in found and may_lack(k)) for k, v in expected.items())
     more = any(k not in expected and not may_have(k) for k in found)
-    return Match(names, removed, tuple(beside), once and whole and not more, same)
+    return Match(names, removed, tuple(outside), once and whole and not more, same)

@@ -58,7 +58,7 @@ class TrainingSplit:
     def covers(self, checksums: Iterable[bytes]) -> bool:
         """Whether these are the checksums of the data set that was divided."""
         known = {self.sample[at : at + _MARK] for at in range(0, len(self.sample), _MARK)}
-        return any(mark_of(checksum) in known for checksum in checksums)
+        return any(sample_of(checksum) in known for checksum in checksums)
 
     def part(self, checksum: bytes, label: int) -> str:
         """The split of an image: ``train``, ``test`` or ``validation``."""
@@ -75,7 +75,7 @@ def key_of(checksum: bytes, seed: int) -> int:
     return int.from_bytes(hashlib.sha256(seed.to_bytes(8, "little") + checksum).digest()[:4], "big")
 
 
-def mark_of(checksum: bytes) -> str:
+def sample_of(checksum: bytes) -> str:
     """What a sample holds of an image, from its SHA-256."""
     return checksum.hex()[:_MARK]
 

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from capsedge.serving.http_connection import CONNECTION, LATE
 from capsedge.serving.monitoring import Access, logger
-from capsedge.serving.stopping import REFUSED, Stopping, Taken
+from capsedge.serving.stopping import REFUSED, RunningRequest, Stopping
 from capsedge.spec import limits
 
 # --- Bytes held for clients: bodies, messages and answers, over all connections ---
@@ -120,7 +120,7 @@ _SINGLE = (b"host", b"content-encoding", b"content-type", b"content-length")
 _PAUSE = 0.5  # seconds without a part after which a client waits for its answer
 SHARE = "capsedge.share"  # scope key of the bytes that the server holds for the request
 ACCESS = "capsedge.access"  # scope key of the request's log entry
-TAKEN = "capsedge.taken"  # scope key of the request as one that the server works on
+RUNNING = "capsedge.running"  # scope key of the request as one that the server works on
 _CROWDED = "The server has too many connections or requests: try again."
 _HEALTH = ("/v2/health/live", "/v2/health/ready")  # answered until the end
 _BINARY = b"inference-header-content-length"  # of the protocol's extension for binary tensors
@@ -186,17 +186,17 @@ class Guard:
                 await self._metrics(scope, receive, sending)
             else:
                 with access, self._budget.share() as share, self._stopping.take() as taken:
-                    more = {SHARE: share, ACCESS: access, TAKEN: taken}
+                    more = {SHARE: share, ACCESS: access, RUNNING: taken}
                     refusal = _refusal(connection, admitted or scope["path"] in _HEALTH)
-                    await self._answer({**scope, **more}, receive, sending, refusal)
+                    await self._serve({**scope, **more}, receive, sending, refusal)
         finally:
             connection.answered()
 
-    async def _answer(
+    async def _serve(
         self, scope: Scope, receive: Receive, send: Send, refusal: _Refused | None
     ) -> None:
         """Answer a request, whatever happens."""
-        connection, taken = scope["state"][CONNECTION], scope[TAKEN]
+        connection, taken = scope["state"][CONNECTION], scope[RUNNING]
         try:
             await self._respond(scope, receive, send, refusal)
             return
@@ -215,7 +215,7 @@ class Guard:
     async def _respond(
         self, scope: Scope, receive: Receive, send: Send, refusal: _Refused | None
     ) -> None:
-        share, taken = scope[SHARE], scope[TAKEN]
+        share, taken = scope[SHARE], scope[RUNNING]
         parts = _parts(receive, taken)
         try:
             if refusal is not None:
@@ -301,7 +301,7 @@ def _refusal(connection: Any, admitted: bool) -> _Refused | None:
     return _Refused(503, _CROWDED) if connection.crowded else None
 
 
-async def _parts(receive: Receive, taken: Taken) -> AsyncIterator[bytes]:
+async def _parts(receive: Receive, taken: RunningRequest) -> AsyncIterator[bytes]:
     """The parts of a request's body, until the client stops sending."""
     more = True
     while more:

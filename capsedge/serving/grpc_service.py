@@ -25,7 +25,7 @@ from capsedge.serving.monitoring import Access, logger
 from capsedge.serving.request_bodies import Malformed, from_grpc
 from capsedge.serving.responses import PLATFORM, size_of, to_grpc
 from capsedge.serving.rest import EXTENSIONS, Models, repository_index
-from capsedge.serving.stopping import REFUSED, Stopping, Taken
+from capsedge.serving.stopping import REFUSED, RunningRequest, Stopping
 from capsedge.spec import limits
 
 _SERVICE = "inference.GRPCInferenceService"
@@ -45,7 +45,7 @@ _OPTIONS = [
     # A second server on the same port would silently take some of its requests.
     ("grpc.so_reuseport", 0),
 ]
-_Exchange = Callable[[Any, Taken], Awaitable[None]]
+_Exchange = Callable[[Any, RunningRequest], Awaitable[None]]
 _Respond = Callable[["_Message"], Awaitable[bytes]]
 
 
@@ -113,11 +113,13 @@ class _Service:
             for name, respond in responses.items()
         }
         return {
-            name: grpc.stream_stream_rpc_method_handler(partial(self._taken, name, exchange))
+            name: grpc.stream_stream_rpc_method_handler(partial(self._running, name, exchange))
             for name, exchange in exchanges.items()
         }
 
-    async def _taken(self, name: str, exchange: _Exchange, _requests: object, context: Any) -> None:
+    async def _running(
+        self, name: str, exchange: _Exchange, _requests: object, context: Any
+    ) -> None:
         """Answer a call, unless the server is being stopped."""
         if name not in _HEALTH and not self._stopping.admits(context.peer()):
             await context.abort(StatusCode.UNAVAILABLE, REFUSED)
@@ -129,18 +131,22 @@ class _Service:
                     raise
                 await context.abort(StatusCode.UNAVAILABLE, REFUSED)
 
-    async def _once(self, name: str, respond: _Respond, context: Any, taken: Taken) -> None:
+    async def _once(
+        self, name: str, respond: _Respond, context: Any, taken: RunningRequest
+    ) -> None:
         message = await self._arrived(context, taken)
         if message is None:
             await context.abort(StatusCode.INVALID_ARGUMENT, "There is no message.")
         else:
             await self._answered(name, respond, message, context, taken)
 
-    async def _each(self, name: str, respond: _Respond, context: Any, taken: Taken) -> None:
+    async def _each(
+        self, name: str, respond: _Respond, context: Any, taken: RunningRequest
+    ) -> None:
         while message := await self._arrived(context, taken):
             await self._answered(name, respond, message, context, taken)
 
-    async def _arrived(self, context: Any, taken: Taken) -> _Message | None:
+    async def _arrived(self, context: Any, taken: RunningRequest) -> _Message | None:
         """The next message; None if there are no more."""
         taken.listen()
         try:
@@ -151,7 +157,7 @@ class _Service:
         return None if message is aio.EOF else _Message(message)
 
     async def _answered(
-        self, name: str, respond: _Respond, message: _Message, context: Any, taken: Taken
+        self, name: str, respond: _Respond, message: _Message, context: Any, taken: RunningRequest
     ) -> None:
         access = Access("grpc", name, "", context.peer())
         with access, self._budget.share() as share:

@@ -21,7 +21,7 @@ _STEP = 0.02  # seconds between two looks
 
 
 @dataclass(eq=False)
-class Taken:
+class RunningRequest:
     """A request that the server works on.
 
     Attributes:
@@ -58,12 +58,12 @@ class Stopping:
         self.ready, self.refusing, self.over = True, False, False
         self._at_once = False
         self._since = 0.0  # time of the signal
-        self._taken: set[Taken] = set()
+        self._running: set[RunningRequest] = set()
         self._calls: Counter[str] = Counter()  # by connection
         self._full: dict[str, float] = {}  # connection that had so many -> time of its last answer
 
     @contextmanager
-    def take(self, connection: str = "") -> Iterator[Taken]:
+    def take(self, connection: str = "") -> Iterator[RunningRequest]:
         """Count a request as long as the current task works on it.
 
         Args:
@@ -71,13 +71,13 @@ class Stopping:
         """
         task = asyncio.current_task()
         assert task is not None
-        taken = Taken(task)
-        self._taken.add(taken)
+        taken = RunningRequest(task)
+        self._running.add(taken)
         self._calls[connection] += bool(connection)
         try:
             yield taken
         finally:
-            self._taken.discard(taken)
+            self._running.discard(taken)
             if not self.ready and self._was_full(connection):
                 self._full[connection] = task.get_loop().time()
             self._calls[connection] -= bool(connection)
@@ -113,29 +113,29 @@ class Stopping:
         self.ready = False
         await self._wait(min(until, loop.time() + _SETTLE), lambda: True)
         self.refusing = True
-        if self._taken:
+        if self._running:
             logger.warning(
                 "stopping: %d requests run, for up to %g s; a second signal ends them",
-                len(self._taken), seconds,
+                len(self._running), seconds,
             )  # fmt: skip
         await self._wait(until, lambda: self._busy() or sending())
-        if self._taken:
-            logger.warning("%d requests were refused because they still ran", len(self._taken))
+        if self._running:
+            logger.warning("%d requests were refused because they still ran", len(self._running))
         self.over = True
-        for taken in list(self._taken):
+        for taken in list(self._running):
             taken.drop()
         self._at_once = False
-        await self._wait(loop.time() + _FLUSH, lambda: bool(self._taken) or sending())
+        await self._wait(loop.time() + _FLUSH, lambda: bool(self._running) or sending())
 
     def _busy(self) -> bool:
         """Whether requests run, or a connection may bring more that were asked before the signal."""
-        return bool(self._taken) or any(map(self._was_full, self._full))
+        return bool(self._running) or any(map(self._was_full, self._full))
 
     async def _wait(self, until: float, busy: Callable[[], bool]) -> None:
         loop = asyncio.get_running_loop()
         while busy() and loop.time() < until and not self._at_once:
             await asyncio.sleep(min(_STEP, max(0.0, until - loop.time())))
-            for taken in list(self._taken):
+            for taken in list(self._running):
                 quiet = taken.quiet_since
                 if quiet is not None and loop.time() > max(quiet, self._since) + _QUIET:
                     taken.drop()

@@ -57,7 +57,7 @@ async def until(true: Callable[[], bool]) -> None:
 
 async def taken(server: Running, count: int) -> None:
     """Wait until the server works on so many requests."""
-    await until(lambda: len(server.server._stopping._taken) == count)
+    await until(lambda: len(server.server._stopping._running) == count)
 
 
 async def refusing(server: Running) -> None:
