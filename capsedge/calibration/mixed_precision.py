@@ -146,7 +146,7 @@ def _fits(gate: Gate, outcome: Outcome) -> bool:
     """Whether an outcome passes the gate with room to spare.
 
     The share of changed decisions must not exceed the points that may be lost. Errors may use only `SEARCHED`
-        of the allowance: the best of many candidates on these images will have larger errors on others.
+    of the allowance: the best of many candidates on these images will have larger errors on others.
 
     The network may have been trained on the search images and is more confident on those, so accuracy alone
     would be too optimistic.

@@ -170,9 +170,8 @@ class _Content:
 
 def _array(content: _Content, path: Path, stored: int) -> tuple[str, NDArray[np.generic] | None]:
     """The name and the values of an array; no values unless it is ``X`` or ``y``."""
-    content.element(
-        _SMALL
-    )  # flags, and the class of the values, which may be stored as a smaller type
+    # Flags, and the class of the values, which may be stored as a smaller type.
+    content.element(_SMALL)
     kind, sizes = content.element(_SMALL)
     if kind != 5 or len(sizes) % 4:
         raise _Damaged("an array has no sizes")

@@ -34,7 +34,7 @@ class CaseParity:
         outside: whether the case lies outside the range of the user's own inputs; it is then not required to
             pass.
         ill_conditioned: whether it fails at a point where FP32 does not define the module's own output, which
-            differs from FP64 by more than the largest tolerance (`tolerance.MOST`).
+            differs from FP64 by more than the largest tolerance (`tolerance.MAX_GROWTH`).
     """
 
     case: str

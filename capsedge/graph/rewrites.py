@@ -251,9 +251,8 @@ class _Writer:
         self.made: list[onnx.NodeProto] = []
         self.stored: dict[str, onnx.TensorProto] = {}
         self.wide: dict[str, str] = {}  # tensors of the region in FP32
-        self.logs: dict[
-            str, str
-        ] = {}  # tensors that move a Sigmoid's result, with the same move of its logarithm
+        # Tensors that move a Sigmoid's result, with the same move of its logarithm.
+        self.logs: dict[str, str] = {}
 
     def write(self) -> None:
         """Change the graph."""

@@ -267,7 +267,7 @@ class _Graph(Wire):
         """The nodes that compute ``end`` from ``start``, in their order, and the names of what they read.
 
         Raises:
-            Uncuttable: they read something else too.
+            SubgraphError: they read something else too.
         """
         needed, seen, nodes = [end], {start, ""}, set[int]()
         while needed:
@@ -315,7 +315,7 @@ def extract_subgraph(data: bytes, start: str, end: str) -> bytes:
         data: an ONNX file that `onnx_file.summarize` has accepted.
 
     Raises:
-        Uncuttable: ``end`` depends on more than ``start``, or the file does not describe the input.
+        SubgraphError: ``end`` depends on more than ``start``, or the file does not describe the input.
     """
     try:
         return _extract(_Graph(data), start, end)

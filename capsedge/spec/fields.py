@@ -21,9 +21,8 @@ class _Required:
 
 
 REQUIRED: Any = _Required()
-LEAST_SIDE = (
-    3  # pixels of a side of an image with a typical input: a frame, and something inside it
-)
+# Pixels of a side of an image with a typical input: a frame, and something inside it.
+LEAST_SIDE = 3
 # A score from which a class applies, between the margins of the margin loss (Sabour et al. 2017, eq. 4).
 CONFIDENT = 0.5
 # What `build` writes besides engines: kinds in the description of a folder of C, and of WebAssembly.

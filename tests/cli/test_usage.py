@@ -115,6 +115,8 @@ def test_what_is_meant_is_named(monkeypatch: pytest.MonkeyPatch, capsys: Any) ->
     assert "unquoted, so the shell expands it" in err
     _, _, err = said(["infer", "--tpo", "3", "x.png"], monkeypatch, capsys)
     assert "Did you mean --top?" in err
+    _, _, err = said(["sweep", "--model", "x"], monkeypatch, capsys)
+    assert "Did you mean --help?" not in err
 
 
 def test_control_codes_are_not_printed(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

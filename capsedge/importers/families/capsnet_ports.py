@@ -67,8 +67,8 @@ def _port(
             type.
         weight: name and axes of the routing weight.
         arranged: turns it into ``[I, J, O, D]``, positions first.
-        dims_apart: see `capsnets.joined`.
-        decoder, decoder_takes: see `capsnets.decoder_keys`.
+        dims_apart: see `capsnet_base.joined`.
+        decoder, decoder_takes: see `capsnet_base.decoder_keys`.
         more, optional: further tensors, which are always or sometimes present.
         rest: converts them to the package's tensors.
         about: the other fields of the family.

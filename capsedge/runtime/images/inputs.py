@@ -343,7 +343,7 @@ def _plain(p: Preprocessing) -> bool:
 
 def _check_declared(values: Floats, p: Preprocessing, name: str) -> None:
     """Refuse prepared values that the model's preprocessing cannot produce from any image; NaN is left to
-    `inputs.checked`, and so are values that are too large for float32's squares."""
+    `tensors.checked_input`, and so are values that are too large for float32's squares."""
     if not values.size:
         return
     low, high = declared_range(p)

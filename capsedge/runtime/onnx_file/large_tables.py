@@ -1,8 +1,7 @@
 """Lend large tables of a file to ONNX Runtime instead of having it copy them.
 
 ONNX Runtime parses a file into memory of its own and copies the weights from there: a table of embeddings
-    would be in memory three times while a file is loaded, and twice afterwards. Here the table stays in the
-    bytes
+would be in memory three times while a file is loaded, and twice afterwards. Here the table stays in the bytes
 of the file; the runtime gets a file without it, and an array over these bytes.
 """
 

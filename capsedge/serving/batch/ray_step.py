@@ -79,7 +79,7 @@ class Predictor:
 
         Returns:
             The other columns as they are; ``label`` (empty if there is none) and ``score``, or the values of
-            a regression by their names; ``nothing``: why nothing is visible; ``error``: why there is no
+            a regression by their names; ``atypical``: why there is nothing to see; ``error``: why there is no
             answer. Unknown numbers are NaN.
 
         Raises:

@@ -29,7 +29,7 @@ export interface Subgraph {
  * The part of a file that computes the output `end` from `start`, which is its only input. If that part reads the value
  * behind `start`, with the same elements in another shape or type, that value is the input.
  *
- * @throws Uncuttable if `end` depends on more than `start`, or the file does not describe the input.
+ * @throws SubgraphError if `end` depends on more than `start`, or the file does not describe the input.
  */
 export function extractSubgraph(graph: Graph, start: string, end: string): Subgraph {
   let refused = new SubgraphError(`there is no ${end}`);

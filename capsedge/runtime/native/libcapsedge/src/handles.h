@@ -15,7 +15,7 @@ namespace capsedge::libcapsedge {
 
 static_assert(sizeof(void*) == 8, "handles are made for 64-bit addresses");
 
-// `kKind` (1 to 7) distinguishes the tables of a process, `kHandle` is the type of the C interface.
+// `kKind` (1 to 7) distinguishes the tables of a process, `Handle` is the type of the C interface.
 template <typename T, typename Handle, uint64_t kKind>
 class Handles {
  public:

@@ -100,7 +100,7 @@ class Graph {
     std::set<std::string> read;
   };
 
-  // The nodes that compute `end` from `start`. Throws Uncuttable if they read anything else.
+  // The nodes that compute `end` from `start`. Throws SubgraphError if they read anything else.
   Part between(const std::string& start, const std::string& end) const {
     Part part;
     part.read = {start, ""};

@@ -14,7 +14,7 @@ struct SubgraphError : std::runtime_error {
 
 // The part of a file that computes the output `end` from `start`, which is its only input; where that reads the value
 // behind `start`, of the same elements in another shape or type, this is the input. `bytes` have passed read_onnx. Throws
-// Uncuttable where `end` depends on more, or the file does not describe the input.
+// SubgraphError where `end` depends on more, or the file does not describe the input.
 std::string extract_subgraph(std::string_view bytes, const std::string& start, const std::string& end);
 
 }  // namespace capsedge::libcapsedge
