@@ -31,8 +31,8 @@ class MissingChoice(UsageError):
         why: why the file does not record it, and where it can usually be found.
         option: makes the choice on the command line.
         argument: makes the choice in Python.
-        assumed: fields of `ImportChoices` with which the configuration can continue, so that further questions are
-            found; empty if it cannot.
+        assumed: fields of `ImportChoices` with which the configuration can continue, so that further
+            questions are found; empty if it cannot.
         fix, command: as for `CapsedgeError`; by default built from option and argument.
     """
 

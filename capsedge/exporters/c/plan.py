@@ -1,8 +1,8 @@
 """Place the buffers of a program in one arena.
 
 A buffer is live from the first step that writes it to the last step that reads it. Buffers that are live at
-the same time do not overlap, except where a step allows it: an element-wise step writes over what it reads, and
-the output of a convolution may start a little before its input and run over what no later position reads.
+the same time do not overlap, except where a step allows it: an element-wise step writes over what it reads,
+and the output of a convolution may start a little before its input and run over what no later position reads.
 Such buffers form a group, in which their places are fixed. The bound is the most memory that the groups
 occupy at one step, which no placement of them can undercut.
 """
