@@ -52,7 +52,7 @@ OF_THE_PACKAGE = {
     "compiled with threads": "loadCompiled has no option 'threads'. Its options are limits.",
 }
 OF_THE_MODULE = {
-    "pixels to run": "The input is a Uint8Array: prepare the pixels first, as run(prepare(pixels)).",
+    "pixels to run": "The input is a Uint8Array: prepare the pixels first.",
     "floats of levels": "values outside 0 to 1: prepare the pixels first",
     "NaN": "values that are not finite",
     "a plain array": "The pixels are an Array: pass a Uint8Array of grey or RGB levels",
@@ -69,7 +69,7 @@ OF_THE_MODULE = {
     "top as text": "top is a text:",
     "a pose of another size": "The pose has 3 values: pass 4.",
     "a pose as an array": "The pose is an Array: pass a Float32Array.",
-    "class 3": "There is no class 3: the last is 2.",
+    "class 3": "There is no class 3.",
     "no class": "classIndex is missing: it takes a whole number of at least 0.",
 }
 

@@ -34,7 +34,7 @@ PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
         "limits and types": cpp.c_tensors,
     },
     "capsedge/exporters/c/javascript/module.mjs": {
-        "arguments": partial(typescript.web_arguments, ("top", "classIndex")),
+        "arguments": typescript.module_arguments,
     },
     "docs/how-to/browser.md": {"arguments": pages.web_arguments},
     "docs/reference/cli.md": {"exit codes": pages.exit_codes},

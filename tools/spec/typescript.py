@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 from capsedge.spec.limits import LIMITS, OPTIONS, Limit
 from capsedge.spec.onnx_wire import (
@@ -66,13 +65,21 @@ def _arguments() -> str:
     )
 
 
-def web_arguments(only: Sequence[str] = ()) -> str:
-    """Lines of an object of JavaScript: each argument's kind, bounds, and what is wanted in words."""
+def web_arguments() -> str:
+    """Lines of an object: each argument's kind, bounds, and what is wanted in words."""
     return "".join(
         f"  {a.name}: {{ kind: {_quoted(a.kind)}, least: {_bound(a.least)}, most: {_bound(a.most)}, "
         f"wanted: {_quoted(a.wanted)} }},\n"
         for a in WEB_ARGUMENTS
-        if not only or a.name in only
+    )
+
+
+def module_arguments() -> str:
+    """Lines of an object in the small module of a compiled network: the least, and what is wanted."""
+    return "".join(
+        f"  {a.name}: [{_bound(a.least)}, {_quoted(a.wanted)}],\n"
+        for a in WEB_ARGUMENTS
+        if a.name in ("top", "classIndex")
     )
 
 

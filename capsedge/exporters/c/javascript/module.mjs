@@ -1,12 +1,11 @@
 /** @NAME@, a capsule network in WebAssembly, written by capsedge. No library is needed, and no data leaves the page. */
 
 const SCHEMA = @SCHEMA@;
-const MAGNITUDE = 2 ** 32; // inputs are smaller
-/** What a number of a call may be, from capsedge/spec/web_arguments.py. */
+/** The least, and what is wanted. */
 const ARGUMENTS = {
   // spec: arguments
-  top: { kind: "whole", least: 1, most: null, wanted: "a whole number of at least 1" },
-  classIndex: { kind: "whole", least: 0, most: null, wanted: "a whole number of at least 0" },
+  top: [1, "a whole number of at least 1"],
+  classIndex: [0, "a whole number of at least 0"],
   // /spec
 };
 
@@ -60,8 +59,8 @@ export class Network {
   /**
    * The network's input for pixels of the network's size: the same bits as in Python and C.
    *
-   * @param {Uint8Array | Uint8ClampedArray | { data: Uint8ClampedArray, width: number, height: number }} pixels grey or
-   *   interleaved RGB; of an ImageData, colours are put on black, and grey networks get their luma in 8 bits.
+   * @param {Uint8Array | Uint8ClampedArray | ImageData} pixels grey or interleaved RGB; of an ImageData, colours are put
+   *   on black, and grey networks get their luma in 8 bits.
    * @returns {Float32Array}
    */
   prepare(pixels) {
@@ -77,11 +76,13 @@ export class Network {
    *
    * @param {Float32Array} input in the shape `description.input.shape`, as `prepare` makes it.
    * @returns {Record<string, Float32Array>} every output by its name in C.
-   * @throws {TypeError | RangeError} if it is anything else, such as pixels that were not prepared.
    */
   run(input) {
-    checkInput(input, this.description.preprocessing);
-    this.#write("input", input, this.description.input.size);
+    const { input: wanted, preprocessing } = this.description;
+    const first = isBytes(input) ? "prepare the pixels first" : "pass what prepare returns";
+    checkFloats("input", input, wanted.size, first);
+    if (preprocessing) checkRange(input, preprocessing);
+    this.#write("input", input, wanted.size);
     this.#exports.run();
     const read = ({ field, shape }, k) => [field, this.#read("output", product(shape), k)];
     return Object.fromEntries(this.description.outputs.map(read));
@@ -93,7 +94,6 @@ export class Network {
    * @param {Uint8Array | Uint8ClampedArray | ImageData | Float32Array} image pixels as for `prepare`, or its result.
    * @param {number} [top] classes in the ranking.
    * @returns the best class, `{ label, index, score, ranking, outputs }`.
-   * @throws {TypeError | RangeError} if an argument is none of these.
    */
   predict(image, top = 1) {
     checkArgument("top", top);
@@ -120,10 +120,8 @@ export class Network {
     if (!decoder) throw new TypeError("The network was exported without its decoder.");
     const [classes, size] = decoder.capsules;
     checkArgument("classIndex", classIndex);
-    if (classIndex >= classes) throw new RangeError(`There is no class ${classIndex}: the last is ${classes - 1}.`);
-    if (!(pose instanceof Float32Array)) throw new TypeError(`The pose is ${nameOf(pose)}: pass a Float32Array.`);
-    if (pose.length !== size) throw new RangeError(`The pose has ${pose.length} values: pass ${size}.`);
-    if (!pose.every((v) => Math.abs(v) < MAGNITUDE)) throw new RangeError("The pose has values that are not finite.");
+    if (classIndex >= classes) throw new RangeError(`There is no class ${classIndex}.`);
+    checkFloats("pose", pose, size, "pass a Float32Array");
     const poses = new Float32Array(classes * size);
     poses.set(pose, classIndex * size);
     this.#write("poses", poses, poses.length);
@@ -145,53 +143,40 @@ export class Network {
 const product = (shape) => shape.reduce((size, d) => size * d, 1);
 const isBytes = (values) => values instanceof Uint8Array || values instanceof Uint8ClampedArray;
 
-/** What a value is, for messages. */
 function nameOf(value) {
   if (value === undefined) return "missing";
   if (typeof value === "string") return "a text";
-  const kind = typeof value === "object" && value ? (value.constructor?.name ?? "Object") : String(value);
-  return typeof value === "object" && value ? `${/^[AEIO]/.test(kind) ? "an" : "a"} ${kind}` : kind;
+  if (typeof value !== "object" || !value) return String(value);
+  const kind = value.constructor?.name ?? "Object";
+  return `${/^[AEIO]/.test(kind) ? "an" : "a"} ${kind}`;
 }
 
 function checkArgument(name, value) {
-  const { least, most, wanted } = ARGUMENTS[name];
-  if (Number.isInteger(value) && value >= least && value <= (most ?? Infinity)) return;
-  throw new RangeError(`${name} is ${nameOf(value)}: it takes ${wanted}.`);
+  const [least, wanted] = ARGUMENTS[name];
+  if (!(Number.isInteger(value) && value >= least)) throw new RangeError(`${name} is ${nameOf(value)}: it takes ${wanted}.`);
 }
 
-/** Refuse what is no prepared input: other types, and values that no pixel becomes. */
-function checkInput(input, p) {
-  if (!(input instanceof Float32Array)) {
-    const pixels = isBytes(input) ? "prepare the pixels first, as run(prepare(pixels))" : "pass what prepare returns";
-    throw new TypeError(`The input is ${nameOf(input)}: ${pixels}.`);
-  }
-  if (!input.every((v) => Math.abs(v) < MAGNITUDE)) throw new RangeError("The input has values that are not finite.");
-  if (!p) return;
-  const [low, high] = declaredRange(p);
-  const slack = 1e-3 * (high - low);
-  if (input.every((v) => low - slack <= v && v <= high + slack)) return;
-  throw new RangeError(`The input has values outside ${low} to ${high}: prepare the pixels first, in a Uint8Array.`);
+function checkFloats(name, values, size, advice) {
+  if (!(values instanceof Float32Array)) throw new TypeError(`The ${name} is ${nameOf(values)}: ${advice}.`);
+  if (values.length !== size) throw new RangeError(`The ${name} has ${values.length} values: pass ${size}.`);
+  if (!values.every((v) => Math.abs(v) < 2 ** 32)) throw new RangeError(`The ${name} has values that are not finite.`);
 }
 
-/** The lowest and the highest value that preprocessing can produce from pixels. */
-function declaredRange({ height, width, channels, scale, mean, std, per_image }) {
+function checkRange(input, { height, width, channels, scale, mean, std, per_image }) {
+  const of = (level, c) => (level * scale - (mean[c] ?? mean[0])) / (std[c] ?? std[0]);
   const most = Math.sqrt(height * width * channels);
-  if (per_image === "standardize") return [-most, most];
-  const levels = (level) =>
-    Array.from({ length: Math.max(mean.length, std.length) }, (_, c) => {
-      return (level * scale - mean[c % mean.length]) / std[c % std.length];
-    });
-  const ends = [...levels(0), ...levels(255)];
-  return [Math.min(...ends), Math.max(...ends)];
+  const ends = per_image === "standardize" ? [-most, most] : [0, 255].flatMap((v) => Array.from({ length: channels }, (_, c) => of(v, c)));
+  const [low, high] = [Math.min(...ends), Math.max(...ends)];
+  const slack = 1e-3 * (high - low);
+  if (!input.every((v) => low - slack <= v && v <= high + slack))
+    throw new RangeError(`The input has values outside ${low} to ${high}: prepare the pixels first.`);
 }
 
 /** RGBA on black as the network's channels, in 8 bits. */
 function levels(image, { width: w, height: h, channels }) {
   const { data, width, height } = typeof image === "object" && image ? image : {};
   if (!isBytes(data)) {
-    const what = data === undefined ? image : data;
-    const kinds = "a Uint8Array of grey or RGB levels from 0 to 255, or an ImageData";
-    throw new TypeError(`The pixels are ${nameOf(what)}: pass ${kinds}.`);
+    throw new TypeError(`The pixels are ${nameOf(data ?? image)}: pass a Uint8Array of grey or RGB levels, or an ImageData.`);
   }
   if (data.length !== 4 * width * height) throw new RangeError(`Expected 4 values a pixel of ${width}x${height}, RGBA.`);
   if (width !== w || height !== h) throw new RangeError(`The image is ${width}x${height}; the network takes ${w}x${h}.`);
