@@ -16,6 +16,7 @@ import functools
 import inspect
 import math
 import os
+import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -29,6 +30,15 @@ from capsedge.spec import limits
 
 DEFAULT_PANEL = "Options"
 
+# Bounds that several options share.
+LARGEST_COUNT = 2**31 - 1
+LARGEST_SEED = 2**32 - 1  # NumPy and PyTorch take it
+LONGEST_SECONDS = 86_400  # a day
+LARGEST_TOLERANCE = 1e6
+LARGEST_BATCH = 65_536  # images of one run
+MOST_EPOCHS = 1_000_000
+LEAST_RATE, LARGEST_RATE = 1e-12, 1000.0  # of learning
+
 
 @dataclass(frozen=True, init=False)
 class Option:
@@ -38,7 +48,7 @@ class Option:
         names: on the command line, such as ``-o`` and ``--output``; ``--on/--no-on`` for a switch that is on
             by default; none for an option of Python alone.
         help: what it is for.
-        min, max: bounds of a number.
+        min, max: bounds of a number; every number has both.
         metavar: placeholder of its value in the help; by default the type.
         panel: the heading under which the help lists it.
         path: what the command line checks of a path before it starts: a key of `cli._paths.ROLES`.
@@ -202,7 +212,7 @@ def check(each: Declared, value: Any) -> None:
         raise UsageError(f"Invalid {each.name} {value!r:.40}.", f"It must be {wanted[1]}.")
     if not within(value, stated.min, stated.max):
         raise UsageError(
-            f"Invalid {each.name} {value}.", f"It must be {bounds(stated.min, stated.max)}."
+            f"Invalid {each.name} {shown(value)}.", f"It must be {bounds(stated.min, stated.max)}."
         )
 
 
@@ -218,8 +228,47 @@ def within(value: Any, low: float | None, high: float | None) -> bool:
 def bounds(low: float | None, high: float | None) -> str:
     """Bounds in words, after "a number" or "it must be"."""
     if low is not None and high is not None:
-        return f"from {low:g} to {high:g}"
-    return f"at least {low:g}" if low is not None else f"at most {high:g}"
+        return f"from {shown(low)} to {shown(high)}"
+    return f"at least {shown(low)}" if low is not None else f"at most {shown(high)}"
+
+
+def shown(number: Any) -> str:
+    """A number in an error: a whole one with all digits, unless they are too many to read."""
+    if isinstance(number, int) and abs(number) < 10**20:
+        return str(number)
+    try:
+        return f"{number:g}"
+    except (OverflowError, TypeError, ValueError):
+        return "with too many digits"
+
+
+_WHOLE = re.compile(r"[+-]?[0-9]{1,19}")
+_NUMBER = re.compile(
+    r"[+-]?([0-9]{1,40}\.?[0-9]{0,40}|\.[0-9]{1,40})(e[+-]?[0-9]{1,4})?", re.IGNORECASE
+)
+
+
+def whole(text: str) -> int:
+    """A whole number that a user wrote, in digits of ASCII.
+
+    Raises:
+        ValueError: it is none, or far beyond every bound.
+    """
+    if not _WHOLE.fullmatch(text.strip()):
+        raise ValueError(f"no whole number: {text:.40}")
+    return int(text)
+
+
+def number(text: str) -> float:
+    """A number that a user wrote, in digits of ASCII; neither infinite nor NaN.
+
+    Raises:
+        ValueError: it is none.
+    """
+    found = float(text) if _NUMBER.fullmatch(text.strip()) else math.inf
+    if not math.isfinite(found):
+        raise ValueError(f"no number: {text:.40}")
+    return found
 
 
 def words(text: str) -> list[str]:
@@ -231,16 +280,16 @@ def tolerance(text: str) -> tuple[float, float]:
     """The two parts of a tolerance such as ``1e-5,1e-4``: absolute and relative.
 
     Raises:
-        UsageError: the text has another form, or a part is negative or not finite.
+        UsageError: the text has another form, or a part is negative or too large.
     """
     try:
-        absolute, relative = map(float, text.split(","))
+        absolute, relative = map(number, text.split(","))
     except ValueError:
         absolute = relative = math.nan
-    if not (0 <= absolute < math.inf and 0 <= relative < math.inf):
+    if not (within(absolute, 0, LARGEST_TOLERANCE) and within(relative, 0, LARGEST_TOLERANCE)):
         raise UsageError(
             f"Invalid --tolerance {text:.40}.",
-            "It takes two numbers, ATOL,RTOL, neither negative.",
+            f"It takes two numbers, ATOL,RTOL, {bounds(0, LARGEST_TOLERANCE)}.",
             "For example: --tolerance 1e-5,1e-4.",
         )
     return absolute, relative
@@ -255,15 +304,15 @@ def iteration_counts(text: str) -> tuple[int, ...]:
     possible = range(1, limits.ITERATIONS + 1)
     try:
         if ".." in text:
-            first, last = (int(v) for v in text.split(".."))
+            first, last = (whole(v) for v in text.split(".."))
             found = list(range(first, last + 1)) if {first, last} <= {*possible} else []
         else:
-            found = list(dict.fromkeys(int(v) for v in text.split(",")))
+            found = list(dict.fromkeys(whole(v) for v in text.split(",")))
     except ValueError:
         found = []
     if not found or not {*found} <= {*possible}:
         raise UsageError(
-            f"Invalid --iters {text}.",
+            f"Invalid --iters {text:.40}.",
             f"It takes whole numbers from 1 to {limits.ITERATIONS}.",
             "For example: 1..5 or 1,3.",
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from capsedge.options import Options, option
+from capsedge.options import LARGEST_COUNT, LARGEST_SEED, LARGEST_TOLERANCE, Options, option
 from capsedge.spec.vocabularies import QUANTIZE_OPS, QUANTIZE_PRECISIONS, QUANTIZE_TARGETS
 
 # Written out, because the module that implements them needs numpy; a test compares.
@@ -18,9 +18,15 @@ class QuantizeOptions(Options):
     """How `capsedge.quantize` makes a file, and what the file may lose."""
 
     precision: str = option("int8", "int8, fp16 or mixed.", choices=QUANTIZE_PRECISIONS)
-    calib_images: int = option(512, "Number of images drawn from --calib-data.", min=1)
+    calib_images: int = option(
+        512, "Number of images drawn from --calib-data.", min=1, max=LARGEST_COUNT
+    )
     limit: int | None = option(
-        None, "Use only N evaluation images, chosen at random.", min=1, metavar="N"
+        None,
+        "Use only N evaluation images, chosen at random.",
+        min=1,
+        max=LARGEST_COUNT,
+        metavar="N",
     )
     method: str = option(
         "mse", "How ranges are chosen: minmax, percentile, entropy or mse.", choices=METHODS
@@ -38,9 +44,13 @@ class QuantizeOptions(Options):
         "Allowed loss in percentage points: of accuracy (default 0.1); without labels, changed "
         "decisions (1); for numbers, the mean error in % of an output's range (1).",
         min=0,
+        max=100,
     )
     max_error: float = option(
-        10.0, "For numbers: the largest error allowed, in % of an output's range.", min=0
+        10.0,
+        "For numbers: the largest error allowed, in % of an output's range.",
+        min=0,
+        max=LARGEST_TOLERANCE,
     )
     min_cosine: float = option(
         0.99,
@@ -57,4 +67,4 @@ class QuantizeOptions(Options):
     prefer: str = option(
         "size", "Write the smallest (size) or the fastest (speed) file.", choices=PREFERENCES
     )
-    seed: int = option(0, "Seed for choosing images at random.")
+    seed: int = option(0, "Seed for choosing images at random.", min=0, max=LARGEST_SEED)

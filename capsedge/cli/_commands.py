@@ -22,7 +22,7 @@ from capsedge.cli._output import say
 from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._verbs import GROUPS, VERBS, Verb
 from capsedge.errors import ExitCode, UsageError
-from capsedge.options import bounds, within, words
+from capsedge.options import bounds, number, whole, within, words
 
 NAME = "capsedge"
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     _Kind = click.ParamType[Any]
 else:
     _Kind = click.ParamType  # has no parameters before click 8.5
+
+
+_PARSERS: dict[type, Callable[[str], Any]] = {int: whole, float: number}
 
 
 class Value(_Kind):
@@ -49,13 +52,14 @@ class Value(_Kind):
     def __init__(self, kind: type, declared: Option | Argument, listed: bool = False) -> None:
         self.kind, self.listed, self.choices = kind, listed, declared.choices
         self.low, self.high = getattr(declared, "min", None), getattr(declared, "max", None)
-        self._parse = getattr(declared, "parse", None) or kind
+        self._parse = getattr(declared, "parse", None) or _PARSERS.get(kind, kind)
         self.name = {str: "text", Path: "path", int: "integer", float: "number"}[kind]
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         """Convert text from the command line to a value of the kind."""
         if self.listed:
-            parts = [value] if self._parse is not self.kind else words(value)
+            own = self._parse not in (self.kind, _PARSERS.get(self.kind))
+            parts = [value] if own else words(value)
             return tuple(self._converted(part, param) for part in parts)
         return self._converted(value, param)
 
@@ -78,7 +82,7 @@ class Value(_Kind):
 
     def _refuse(self, value: object, param: Any) -> NoReturn:
         raise UsageError(
-            f"Invalid {_label(param)} {value}.",
+            f"Invalid {_label(param)} {value!s:.40}.",
             f"It takes {'a whole number' if self.kind is int else 'a number'}{self._bounds()}.",
             f"For example: {_label(param)} {self._side(value) or self._example(param)}."
             if isinstance(param, VerbOption)
@@ -101,8 +105,8 @@ class Value(_Kind):
         default = param.preset
         if isinstance(default, (int, float)):
             return f"{default:g}"
-        number = next((bound for bound in (self.low, self.high) if bound is not None), 1)
-        return f"{max(number, min(1.0, self.high or 1.0)):g}"
+        least = next((bound for bound in (self.low, self.high) if bound is not None), 1)
+        return f"{max(least, min(1.0, self.high or 1.0)):g}"
 
 
 class VerbOption(click.Option):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +9,7 @@ from typing import Annotated, Any
 from capsedge.cli._parameters import Option
 from capsedge.cli._paths import READS_DATA
 from capsedge.errors import UsageError
-from capsedge.options import Options, option, words
+from capsedge.options import Options, bounds, number, option, whole, within, words
 from capsedge.runtime.files import reading
 from capsedge.spec import limits
 from capsedge.spec.vocabularies import (
@@ -182,11 +181,11 @@ def class_names(source: Path) -> list[str]:
 
 def _named(parts: list[str], source: str, what: str) -> list[str]:
     names = [part.strip() for part in parts]
-    for number, name in enumerate(names, start=1):
+    for count, name in enumerate(names, start=1):
         if not name or not name.isprintable():
             problem = "is empty" if not name else "has characters that cannot be printed"
             raise UsageError(
-                f"{source}: {what} {number} {problem}.",
+                f"{source}: {what} {count} {problem}.",
                 "It names a class.",
                 "Give every class a name.",
             )
@@ -227,26 +226,29 @@ def _preprocessing(options: dict[str, Any]) -> dict[str, Any]:
 
 def _size(text: str) -> tuple[int, int]:
     height, cross, width = text.lower().partition("x")
-    if cross and height.isascii() and height.isdecimal() and width.isascii() and width.isdecimal():
-        found = int(height[:9]), int(width[:9])
-        if min(found) > 0:
-            return found
+    try:
+        found = whole(height), whole(width if cross else "")
+    except ValueError:
+        found = (0, 0)
+    if all(within(side, 1, limits.IMAGE_SIDE) for side in found):
+        return found
     raise UsageError(
-        f"Invalid --size '{text}'.",
-        "The format is HEIGHTxWIDTH, in pixels.",
+        f"Invalid --size '{text:.40}'.",
+        f"The format is HEIGHTxWIDTH, in pixels {bounds(1, limits.IMAGE_SIDE)}.",
         "For example: --size 28x28.",
     )
 
 
 def _numbers(option: str, text: str) -> tuple[float, ...]:
     try:
-        found = tuple(float(part) for part in words(text))
+        found = tuple(number(part) for part in words(text))
     except ValueError:
         found = ()
-    if not found or not all(map(math.isfinite, found)):
+    if not found or any(abs(each) > limits.INPUT_MAGNITUDE for each in found):
         raise UsageError(
-            f"Invalid --{option} '{text}'.",
-            "It takes one number, or one per channel, separated by commas.",
+            f"Invalid --{option} '{text:.40}'.",
+            f"It takes one number, or one per channel, separated by commas, "
+            f"{bounds(-limits.INPUT_MAGNITUDE, limits.INPUT_MAGNITUDE)}.",
             "For example: 0.485,0.456,0.406.",
         )
     return found

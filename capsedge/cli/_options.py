@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 from capsedge.cli._parameters import Option
 from capsedge.cli._paths import READS_OR_NAME, ROLES, PathRole
 from capsedge.errors import UsageError
-from capsedge.options import Declared, Options, declared, option
+from capsedge.options import (
+    LARGEST_BATCH,
+    LARGEST_COUNT,
+    Declared,
+    Options,
+    declared,
+    option,
+    whole,
+)
 
 if TYPE_CHECKING:
     from capsedge.models.user_module import UserModuleSpec
@@ -43,7 +51,9 @@ DeployedFolder = Annotated[
 ]
 Limit = Annotated[
     int | None,
-    Option("--limit", min=1, help="Use only N evaluation images, chosen at random."),
+    Option(
+        "--limit", min=1, max=LARGEST_COUNT, help="Use only N evaluation images, chosen at random."
+    ),
 ]
 
 
@@ -51,16 +61,19 @@ def batch_sizes(text: str, option: str = "--batch") -> list[int]:
     """The batch sizes of an option such as ``1,8``, without duplicates and in ascending order.
 
     Raises:
-        UsageError: they are not whole numbers.
+        UsageError: they are not whole numbers, or out of bounds.
     """
     try:
-        return sorted({int(part) for part in text.split(",")})
+        found = sorted({whole(part) for part in text.split(",")})
     except ValueError:
+        found = [0]
+    if found[0] < 1 or found[-1] > LARGEST_BATCH:
         raise UsageError(
-            f"Invalid batch sizes '{text}'.",
-            "They must be whole numbers.",
+            f"Invalid {option} {text:.40}.",
+            f"It takes whole numbers from 1 to {LARGEST_BATCH}.",
             f"For example: {option} 1,8.",
-        ) from None
+        )
+    return found
 
 
 def exclude(**options: object) -> None:

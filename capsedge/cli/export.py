@@ -25,7 +25,7 @@ from capsedge.cli._paths import READS, READS_ARRAYS, WRITES
 from capsedge.errors import UsageError
 from capsedge.exporters.export_options import REWRITES, ExportOptions
 from capsedge.graph.fusion import by_reason
-from capsedge.options import Options, option
+from capsedge.options import LARGEST_COUNT, Options, option
 
 if TYPE_CHECKING:
     from capsedge.exporters.export_report import ExportReport
@@ -82,7 +82,9 @@ class FrozenOptions(Options):
     calib_data: Path | None = option(
         None, "Data set folder, npz, idx or images for --freeze-couplings.", path="data"
     )
-    calib_images: int = option(512, "Number of images drawn from --calib-data.", min=2)
+    calib_images: int = option(
+        512, "Number of images drawn from --calib-data.", min=2, max=LARGEST_COUNT
+    )
 
     def check(self, converted: bool) -> None:
         """Refuse options that do not go together.

@@ -13,6 +13,7 @@ from capsedge.cli._options import grouped
 from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._paths import READS, READS_IMAGES, READS_MODEL_OR_NAME, WRITES
 from capsedge.errors import ExitCode, UsageError
+from capsedge.options import LARGEST_COUNT
 from capsedge.runtime.progress import Progress, silent
 from capsedge.runtime.runtime_options import RuntimeOptions
 
@@ -58,7 +59,9 @@ Models = Annotated[
     ),
     READS_MODEL_OR_NAME,
 ]
-Top = Annotated[int | None, Option("--top", min=1, help="Show the K best classes.")]
+Top = Annotated[
+    int | None, Option("--top", min=1, max=LARGEST_COUNT, help="Show the K best classes.")
+]
 Threshold = Annotated[
     float | None,
     Option("--threshold", min=0, max=1, help="Show every class with at least this score."),

@@ -14,6 +14,7 @@ from capsedge.cli._paths import READS_DATA, READS_OR_NAME, PathRole
 from capsedge.optimization.prune_options import PruneOptions
 from capsedge.runtime.files.text import format_bytes
 from capsedge.runtime.files.writing import REJECTED, with_suffix_appended
+from capsedge.spec import limits
 
 if TYPE_CHECKING:
     from capsedge.optimization.prune_report import PruningReport, Round
@@ -41,7 +42,12 @@ Output = Annotated[
 ]
 Threads = Annotated[
     int | None,
-    Option("--threads", min=1, help="Threads for PyTorch; by default its own choice."),
+    Option(
+        "--threads",
+        min=1,
+        max=limits.RUN_THREADS,
+        help="Threads for PyTorch; by default its own choice.",
+    ),
 ]
 
 

@@ -10,7 +10,7 @@ from capsedge.cli._options import grouped
 from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._paths import READS_DATA, READS_IMAGES, READS_MODEL_OR_NAME, WRITES
 from capsedge.errors import UsageError
-from capsedge.options import words
+from capsedge.options import LARGEST_COUNT, words
 from capsedge.runtime.runtime_options import RuntimeOptions
 
 if TYPE_CHECKING:
@@ -84,7 +84,12 @@ Count = Annotated[
 ]
 Limit = Annotated[
     int | None,
-    Option("--limit", min=1, help="For hardest: use only the first N images of the data."),
+    Option(
+        "--limit",
+        min=1,
+        max=LARGEST_COUNT,
+        help="For hardest: use only the first N images of the data.",
+    ),
 ]
 Invert = Annotated[bool, Option("--invert", help="Dark ink on a light background, as on paper.")]
 

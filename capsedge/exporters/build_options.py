@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from capsedge.errors import UsageError
-from capsedge.options import Options, declared, option
+from capsedge.options import LARGEST_COUNT, Options, declared, option, whole
 from capsedge.runtime.files.text import printable
 from capsedge.spec import limits
 from capsedge.spec.vocabularies import PLUGIN_CHOICES, PRECISIONS, TARGETS, TENSORRT, TENSORRT_RTX
@@ -17,7 +17,6 @@ from capsedge.spec.vocabularies import PLUGIN_CHOICES, PRECISIONS, TARGETS, TENS
 C, WASM = "c", "wasm"
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _LEAST_WORKSPACE = 1 << 20
-_MOST = 2**31 - 1  # batch or length of an engine
 
 
 _Size = int | tuple[int, int, int]
@@ -25,14 +24,17 @@ _Size = int | tuple[int, int, int]
 
 def _size(name: str, text: str) -> _Size:
     """A size, or a smallest, best and largest one."""
-    parts = text.split(":")
-    if len(parts) not in (1, 3) or not all(part.isdecimal() for part in parts):
+    try:
+        parts = [whole(part) for part in text.split(":")]
+    except ValueError:
+        parts = []
+    if len(parts) not in (1, 3):
         raise UsageError(
-            f"Invalid --{name} {printable(text)}.",
+            f"Invalid --{name} {printable(text):.40}.",
             f"It takes one {name}, or the smallest, the best and the largest: MIN:BEST:MAX.",
             f"For example: `--{name} 8` or `--{name} 1:8:32`.",
         )
-    low, best, high = map(int, parts * (3 // len(parts)))
+    low, best, high = parts * (3 // len(parts))
     return low if len(parts) == 1 else (low, best, high)
 
 
@@ -42,10 +44,10 @@ def _range(size: _Size | None) -> tuple[int, int, int] | None:
 
 
 def _bytes(text: str) -> int:
-    found = re.fullmatch(r"(\d{1,12})([KMG]?)", text.upper())
+    found = re.fullmatch(r"([0-9]{1,12})([KMG]?)", text.upper())
     if found is None:
         raise UsageError(
-            f"Invalid --workspace {printable(text)}.",
+            f"Invalid --workspace {printable(text):.40}.",
             "It takes a size with a unit.",
             "For example: 512M or 2G.",
         )
@@ -60,10 +62,10 @@ def parse_fit(text: str) -> dict[str, int]:
     """
     found: dict[str, int] = {}
     for part in text.split(","):
-        match = re.fullmatch(r"\s*(flash|ram)=(\d{1,9})([KM]?)B?\s*", part, re.I)
+        match = re.fullmatch(r"\s*(flash|ram)=([0-9]{1,9})([KM]?)B?\s*", part, re.I)
         if match is None or match[1].lower() in found:
             raise UsageError(
-                f"Invalid --fit {printable(text)}.",
+                f"Invalid --fit {printable(text):.40}.",
                 "It takes the sizes of flash, of ram, or both, with a unit.",
                 "For example: `--fit flash=256K,ram=64K`.",
             )
@@ -122,7 +124,7 @@ class BuildOptions(Options):
         None, "File with timings that make later builds faster.", path="updates"
     )
     optimization_level: int = option(3, "TensorRT's effort, 0 to 5.", min=0, max=5)
-    device: int = option(0, "Number of the GPU.", min=0)
+    device: int = option(0, "Number of the GPU.", min=0, max=1023)
     name: str | None = option(
         None,
         "With --target c: prefix of all symbols; with wasm: name of the files; from the file's name by "
@@ -157,14 +159,15 @@ class BuildOptions(Options):
             low, best, high = sizes or (1, 1, 1)
             if self.target in (C, WASM):
                 self._check_one_batch(low, best, high)
-            elif not 1 <= low <= best <= high <= _MOST:
+            elif not 1 <= low <= best <= high <= LARGEST_COUNT:
                 raise UsageError(
                     f"Invalid {name} {low}:{best}:{high}.",
-                    f"It takes the smallest, the best and the largest {name}, in ascending order from 1.",
+                    f"It takes the smallest, the best and the largest {name}, in ascending order, from 1 to "
+                    f"{LARGEST_COUNT}.",
                     f"For example: `--{name} 1:8:32`.",
                 )
         for capability in self.compute_capabilities:
-            if not re.fullmatch(r"\d{1,2}\.\d", capability):
+            if not re.fullmatch(r"[0-9]{1,2}\.[0-9]", capability):
                 raise UsageError(
                     f"Invalid --compute-capability {printable(capability)}.",
                     "It takes numbers such as 8.9, separated by commas.",

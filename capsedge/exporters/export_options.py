@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from capsedge.options import Options, option, tolerance
+from capsedge.spec import limits
 from capsedge.spec.vocabularies import ExtraOutput, Ops, StandardRuntime
 
 ATOL, RTOL = 1e-5, 1e-4
+LARGEST_BATCH = 4096
 # By the fields of `capsedge.graph.Rewrites`.
 REWRITES = {
     "first-pass": "first_pass_uniform",
@@ -24,7 +26,11 @@ class ExportOptions(Options):
     """How `capsedge.export` writes a file."""
 
     iterations: int | None = option(
-        None, "Routing iterations; by default the model's own.", "--iters", min=1
+        None,
+        "Routing iterations; by default the model's own.",
+        "--iters",
+        min=1,
+        max=limits.ITERATIONS,
     )
     ops: Ops = option(
         "auto",
@@ -32,7 +38,9 @@ class ExportOptions(Options):
         "operators only.",
     )
     opset: int = option(20, "ONNX opset.", min=18, max=21)
-    batch: int | None = option(None, "Fixed batch size, instead of a free one.", min=1)
+    batch: int | None = option(
+        None, "Fixed batch size, instead of a free one.", min=1, max=LARGEST_BATCH
+    )
     target: StandardRuntime | None = option(
         None, "Write the file for another runtime: openvino, litert or mnn. Sets --ops and --batch."
     )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from capsedge.options import Options, option
+from capsedge.options import LARGEST_COUNT, Options, option
+from capsedge.spec import limits
 
 
 @dataclass(frozen=True)
@@ -16,11 +17,15 @@ class ImportOptions(Options):
         None, "The family, where the file does not identify it; see --list."
     )
     iterations: int | None = option(
-        None, "Routing iterations, as the author's code counts them.", "--iters", min=0
+        None,
+        "Routing iterations, as the author's code counts them.",
+        "--iters",
+        min=0,
+        max=limits.ITERATIONS,
     )
     variant: str | None = option(None, "The family's variant, where the file fits several.")
     inverse_temperature: float | None = option(
-        None, "λ of EM routing, if the author's code takes it as an argument."
+        None, "λ of EM routing, if the author's code takes it as an argument.", min=0, max=1e6
     )
     key_map: Path | None = option(
         None,
@@ -39,4 +44,4 @@ class ImportOptions(Options):
         "alternatives.",
         path="data",
     )
-    limit: int = option(1000, "Use only the first N images.", min=1, metavar="N")
+    limit: int = option(1000, "Use only the first N images.", min=1, max=LARGEST_COUNT, metavar="N")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from capsedge.models.looked_up_tables import table_sizes
 _LARGEST = 2**28  # elements of an example
 _ROWS = 8  # number of rows of an example with whole numbers
 _FEW = 2  # whole numbers that index nothing are below this: masks
-_SHAPE = re.compile(r"\*?\d+(x\*?\d+)*")
+_SHAPE = re.compile(r"\*?[0-9]{1,10}(x\*?[0-9]{1,10})*")
 _TYPES = {
     "float32": torch.float32,
     "float64": torch.float64,
@@ -118,8 +119,8 @@ def _parsed(text: str) -> list[_Input]:
         UsageError: the text is not of this form.
     """
     wrong = UsageError(
-        f"'{text}' is not the shape of an input.",
-        "The format is the shape of one image, channels first.",
+        f"'{text:.60}' is not the shape of an input.",
+        f"The format is the shape of one image, channels first, with at most {_LARGEST} values.",
         _FORMAT,
     )
     found = []
@@ -135,7 +136,7 @@ def _parsed(text: str) -> list[_Input]:
             raise wrong  # a single word is more likely a mistake than an input
         sizes = tuple(int(size.lstrip("*")) for size in shape.split("x") if shape)
         free = tuple(k + 1 for k, size in enumerate(shape.split("x")) if size.startswith("*"))
-        if not 0 < torch.Size(sizes).numel() <= _LARGEST or (free and not name):
+        if not 0 < math.prod(sizes) <= _LARGEST or (free and not name):
             raise wrong
         found.append(_Input(name, sizes, free, dtype or torch.float32))
     if len({bool(i.name) for i in found}) > 1 or (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from capsedge.options import Options, option
+from capsedge.options import LARGEST_COUNT, LARGEST_SEED, Options, option
 
 
 @dataclass(frozen=True)
@@ -22,5 +22,6 @@ class CascadeOptions(Options):
         10_000,
         "Use only N images of --data, chosen at random: half for thresholds, half for measurement.",
         min=4,
+        max=LARGEST_COUNT,
     )
-    seed: int = option(0, "Seed for choosing images at random.")
+    seed: int = option(0, "Seed for choosing images at random.", min=0, max=LARGEST_SEED)

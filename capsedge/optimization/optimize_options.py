@@ -6,14 +6,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 from capsedge.errors import UsageError
-from capsedge.options import Options, option
+from capsedge.options import LONGEST_SECONDS, Options, option, whole
 
 LARGEST_BATCH = 4096
 Batch = int | Literal["free", "keep"]
 
 
 def _batch(text: str) -> int | str:
-    return int(text) if text.isdecimal() else text
+    try:
+        return whole(text)
+    except ValueError:
+        return text
 
 
 @dataclass(frozen=True)
@@ -21,7 +24,10 @@ class OptimizeOptions(Options):
     """How `capsedge.optimize` treats a file."""
 
     measure: float = option(
-        1.0, "Seconds of timing for the file before and after; 0 skips it.", min=0
+        1.0,
+        "Seconds of timing for the file before and after; 0 skips it.",
+        min=0,
+        max=LONGEST_SECONDS,
     )
     batch: Batch = option(
         "free",
@@ -41,6 +47,6 @@ class OptimizeOptions(Options):
         if self.batch not in ("free", "keep") and not number:
             raise UsageError(
                 f"Invalid batch {self.batch!r:.40}.",
-                f"It must be 'free', 'keep' or a number of images up to {LARGEST_BATCH}.",
+                f"It must be 'free', 'keep' or a number of images from 1 to {LARGEST_BATCH}.",
                 "Leave it out: the batch becomes free if the results stay the same.",
             )

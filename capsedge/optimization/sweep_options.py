@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Literal
 
 from capsedge.errors import UsageError
-from capsedge.options import Options, iteration_counts, option
+from capsedge.options import LARGEST_COUNT, Options, iteration_counts, option
+from capsedge.spec import limits
 from capsedge.spec.vocabularies import SWEEP_PRECISIONS
 
 
@@ -32,9 +33,13 @@ class SweepOptions(Options):
         choices=SWEEP_PRECISIONS,
     )
     limit: int | None = option(
-        None, "Use only N evaluation images, chosen at random.", min=1, metavar="N"
+        None,
+        "Use only N evaluation images, chosen at random.",
+        min=1,
+        max=LARGEST_COUNT,
+        metavar="N",
     )
-    threads: int = option(2, "Threads of one inference.", min=1)
+    threads: int = option(2, "Threads of one inference.", min=1, max=limits.RUN_THREADS)
     keep: Path | None = option(
         None, "Folder for the files; an interrupted sweep continues there.", path="keeps"
     )

@@ -39,4 +39,6 @@ class RuntimeOptions(Options):
         None,
         "Concurrent calls of an engine, each with its own GPU memory; further calls wait. None for 4.",
         python_only=True,
+        min=1,
+        max=limits.ENGINE_CALLS,
     )

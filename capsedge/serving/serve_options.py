@@ -6,18 +6,22 @@ from dataclasses import dataclass
 from typing import Literal
 
 from capsedge.errors import UsageError
-from capsedge.options import Options, option
+from capsedge.options import LONGEST_SECONDS, Options, option, whole
+from capsedge.spec import limits
 from capsedge.spec.vocabularies import OPS
 
 LAST_PORT = 65535
 LARGEST_BATCH = 1024
-LONGEST_STOP = 86_400  # a day
+LONGEST_WAIT = 60_000  # a minute
 Batch = int | Literal["auto"]
 _ADDRESSES, _EXECUTION = "Addresses", "Execution"
 
 
 def _batch(text: str) -> int | str:
-    return int(text) if text.isdecimal() else text
+    try:
+        return whole(text)
+    except ValueError:
+        return text
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,7 @@ class ServeOptions(Options):
         1,
         "Threads of one inference. As many inferences run at once as the cores allow.",
         min=1,
+        max=limits.RUN_THREADS,
         panel=_EXECUTION,
     )
     batch: Batch = option(
@@ -66,6 +71,7 @@ class ServeOptions(Options):
         0.0,
         "Milliseconds that a batch waits for more requests even if a core is free.",
         min=0,
+        max=LONGEST_WAIT,
         panel=_EXECUTION,
     )
     stop_timeout: float = option(
@@ -73,7 +79,7 @@ class ServeOptions(Options):
         "Seconds that running requests have to finish after SIGTERM or Ctrl-C; later they get status 503 or "
         "UNAVAILABLE.",
         min=0,
-        max=LONGEST_STOP,
+        max=LONGEST_SECONDS,
     )
     log_level: Literal["error", "warning", "info"] = option(
         "warning",

@@ -43,7 +43,8 @@ MEANINGS: tuple[tuple[ExitCode | str, str, str], ...] = (
         ExitCode.PARITY,
         "parity or accuracy",
         "a comparison beyond its tolerance; nothing is written (`prune` and `quantize` keep the file aside "
-        "as `.rejected`); [what raises in Python](python.md#gates-what-raises-and-what-returns-a-verdict)",
+        "as `.rejected`); training whose loss is not finite, which keeps the epochs before; "
+        "[what raises in Python](python.md#gates-what-raises-and-what-returns-a-verdict)",
     ),
     (
         ExitCode.UNSUPPORTED,

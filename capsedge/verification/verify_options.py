@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from capsedge.options import Options, option, tolerance
+from capsedge.options import LARGEST_COUNT, Options, option, tolerance
 from capsedge.spec.vocabularies import OPS
 
 # The name of an output, or "" for all others, with its absolute and its relative part.
@@ -37,7 +37,9 @@ def _listed(given: Any) -> Any:
 class VerifyOptions(Options):
     """How `capsedge.verify` runs a file, and what it requires of it."""
 
-    limit: int | None = option(None, "Only the first N samples.", min=1, metavar="N")
+    limit: int | None = option(
+        None, "Only the first N samples.", min=1, max=LARGEST_COUNT, metavar="N"
+    )
     tolerance: (
         tuple[OutputTolerance, ...] | tuple[float, float] | Mapping[str, tuple[float, float]]
     ) = option(

@@ -76,8 +76,11 @@ def test_without_test_images_there_is_no_test_accuracy(data: Path) -> None:
         (["--schedule", "never"], "never"),
         (["--pairs", "triple"], "triple"),
         (["--iters", "0"], "Invalid --iters 0"),
-        (["--lr", "-1"], "learning rate"),
-        (["--lr", "nan"], "learning rate"),
+        (["--lr", "-1"], "Invalid --lr -1"),
+        (["--lr", "nan"], "Invalid --lr nan"),
+        (["--lr", "1e30"], "Invalid --lr 1e30"),
+        (["--shift", "28"], "Their shorter side has 28 pixels"),
+        (["--seed", "-1"], "from 0 to 4294967295"),
         (["--batch", "1000"], "too few for a batch of 1000"),
         (
             ["--init", str(ROOT / "capsedge/zoo/digits-dynamic.safetensors")],

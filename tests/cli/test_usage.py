@@ -106,7 +106,7 @@ def test_as_json(words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Any)
 def test_what_is_meant_is_named(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     _, _, err = said(["infer", "--top", "0", "x.png"], monkeypatch, capsys)
     assert err.splitlines() == [
-        "error: Invalid --top 0.", "It takes a whole number of at least 1.", "For example: --top 1."
+        "error: Invalid --top 0.", "It takes a whole number from 1 to 2147483647.", "For example: --top 1."
     ]  # fmt: skip
     _, _, err = said(["train", "--size", "48x48"], monkeypatch, capsys)
     assert err.splitlines()[-1] == "For example: --size 48."

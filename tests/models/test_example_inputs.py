@@ -68,7 +68,22 @@ def test_plain_shapes_are_as_ever() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "hist", "hist:user:3", "*50", "hist:0:int64", "a:3,", "a:3:int65", "2a:3", "a:3:float16"],
+    [
+        "",
+        "hist",
+        "hist:user:3",
+        "*50",
+        "hist:0:int64",
+        "a:3,",
+        "a:3:int65",
+        "2a:3",
+        "a:3:float16",
+        f"hist:{'9' * 5000}:int64",
+        "hist:٣:int64",
+        "3x" * 30 + "3",
+        "9999999999x9999999999",
+        "²",
+    ],
 )
 def test_other_texts_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="is not the shape of an input"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import json
+import math
 import os
 import shutil
 import time
@@ -20,7 +21,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, log_softmax, r
 from torch.overrides import TorchFunctionMode
 
 from capsedge.datasets import ImageSet
-from capsedge.errors import EnvironmentProblem, UsageError
+from capsedge.errors import EnvironmentProblem, ParityError, UsageError
 from capsedge.models import CapsuleModel, CapsuleOutput, build
 from capsedge.models.checkpoint import save_checkpoint
 from capsedge.models.configs import ModelConfig
@@ -221,6 +222,7 @@ def train(
         device: the device for augmentation and the network, ``cpu`` or ``cuda``.
 
     Raises:
+        ParityError: the loss or the weights are not finite.
         UsageError: images or the initial model do not fit, the folder cannot be written, or it holds a run
             and ``resume`` is off.
         ArtefactError: the run to resume is damaged or has another configuration.
@@ -237,6 +239,13 @@ def train(
             f"{folder} already holds a run.",
             "",
             "Add --resume to continue it, or choose another folder.",
+        )
+    side = min(data.images.shape[1:3])
+    if recipe.shift >= side and recipe.pairs == "none":
+        raise UsageError(
+            f"A shift of {recipe.shift} pixels moves whole images out of sight.",
+            f"Their shorter side has {side} pixels.",
+            "Use a smaller --shift, such as 2.",
         )
     steps = len(data) // recipe.batch
     if steps == 0:
@@ -437,6 +446,8 @@ class _Run:
                     rng,
                     done / (recipe.epochs * steps),
                 )
+            if not math.isfinite(loss.item()):
+                raise self._diverged(epoch, f"The loss is {loss.item():g} in step {step + 1}.")
             self.optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             self.optimizer.step()
@@ -447,7 +458,19 @@ class _Run:
                 _moving_average(self.model, self.average, decay)
             total += loss.item()
             progress("training", done + 1, recipe.epochs * steps)
+        for name, value in self.average.state_dict().items():
+            if not bool(value.isfinite().all()):
+                raise self._diverged(epoch, f"Weights of {name} are not finite.")
         return total / steps
+
+    def _diverged(self, epoch: int, why: str) -> ParityError:
+        """The error of a run that no further step can save; the epochs before stay on disk."""
+        return ParityError(
+            f"Training diverged in epoch {epoch + 1}.",
+            why,
+            f"Use a learning rate below {self.recipe.learning_rate:g} in a new folder, or check the images.",
+            command=f"Use an --lr below {self.recipe.learning_rate:g} and a new folder, or check the images.",
+        )
 
 
 def _parts(

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-from capsedge.errors import UsageError
-from capsedge.options import Options, option
+from capsedge.options import (
+    LARGEST_COUNT,
+    LARGEST_RATE,
+    LARGEST_SEED,
+    LEAST_RATE,
+    MOST_EPOCHS,
+    Options,
+    option,
+)
+from capsedge.spec import limits
+
+LARGEST_SIDE = 4096
 
 SCHEDULES = ("one-cycle", "exponential", "multistep")
 PAIRS = ("none", "overlap", "diverse")
@@ -28,22 +37,37 @@ class TrainOptions(Options):
         None,
         "Height and width to which images of a folder are resized; by default the model's.",
         min=1,
-        max=4096,
+        max=LARGEST_SIDE,
         metavar="N",
     )
     iterations: int | None = option(
-        None, "Routing iterations; by default the model's own.", "--iters", min=1, panel=_RECIPE
+        None,
+        "Routing iterations; by default the model's own.",
+        "--iters",
+        min=1,
+        max=limits.ITERATIONS,
+        panel=_RECIPE,
     )
-    epochs: int = option(10, "Passes over the training images.", min=1, panel=_RECIPE)
-    batch: int = option(128, "Images per step.", min=1, panel=_RECIPE)
-    learning_rate: float = option(3e-3, "Peak learning rate.", "--lr", panel=_RECIPE)
+    epochs: int = option(
+        10, "Passes over the training images.", min=1, max=MOST_EPOCHS, panel=_RECIPE
+    )
+    batch: int = option(128, "Images per step.", min=1, max=LARGEST_COUNT, panel=_RECIPE)
+    learning_rate: float = option(
+        3e-3, "Peak learning rate.", "--lr", min=LEAST_RATE, max=LARGEST_RATE, panel=_RECIPE
+    )
     schedule: str = option(
         "one-cycle",
         "one-cycle (Adam), exponential (Adam, Sabour et al.) or multistep (SGD, Tsai et al.).",
         choices=SCHEDULES,
         panel=_RECIPE,
     )
-    shift: int = option(2, "Random shift in pixels.", min=0, panel=_AUGMENTATION)
+    shift: int = option(
+        2,
+        "Random shift in pixels, less than the side of an image.",
+        min=0,
+        max=LARGEST_SIDE,
+        panel=_AUGMENTATION,
+    )
     rotate: float = option(0.0, "Random rotation in degrees.", min=0, max=180, panel=_AUGMENTATION)
     zoom: float = option(
         0.0, "Random change of size, as a fraction.", min=0, max=0.9, panel=_AUGMENTATION
@@ -62,7 +86,9 @@ class TrainOptions(Options):
         max=0.99999,
         panel=_RECIPE,
     )
-    seed: int = option(1, "Seed of weights, order and augmentation.", panel=_RECIPE)
+    seed: int = option(
+        1, "Seed of weights, order and augmentation.", min=0, max=LARGEST_SEED, panel=_RECIPE
+    )
     fast: bool = option(
         False,
         "Convolutions in BF16, compiled routing; for GPUs and processors with AMX. Needs g++.",
@@ -75,30 +101,23 @@ class TrainOptions(Options):
         path="reads or name",
         panel=_RECIPE,
     )
-    limit: int | None = option(None, "Only the first N images of each split.", min=1, metavar="N")
+    limit: int | None = option(
+        None, "Only the first N images of each split.", min=1, max=LARGEST_COUNT, metavar="N"
+    )
     threads: int | None = option(
-        None, "Threads for PyTorch; by default its own choice.", min=1, metavar="N"
+        None,
+        "Threads for PyTorch; by default its own choice.",
+        min=1,
+        max=limits.RUN_THREADS,
+        metavar="N",
     )
     patience: int | None = option(
         None,
         "End when so many epochs were not more accurate on the validation images; by default half of "
         "--epochs, but at least 5; 0 never.",
         min=0,
+        max=MOST_EPOCHS,
         panel=_RECIPE,
     )
     device: str = option("cpu", "Where the network is computed: cpu, or cuda for a GPU.")
     resume: bool = option(False, "Continue the run in the output folder.", "--resume")
-
-    def __post_init__(self) -> None:
-        """Check the values, including the learning rate.
-
-        Raises:
-            UsageError: a value is wrong.
-        """
-        super().__post_init__()
-        if not 0 < self.learning_rate < math.inf:
-            raise UsageError(
-                f"The learning rate is {self.learning_rate:g}.",
-                "It must be above 0.",
-                "For example: 0.003.",
-            )

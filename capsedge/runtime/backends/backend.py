@@ -7,6 +7,7 @@ Every backend is a `Backend`. Capabilities that only some backends have are sepa
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
@@ -82,6 +83,9 @@ class BatchRange:
         return cls(fixed[0], fixed[0]) if fixed and len(fixed) == len(sizes) else cls()
 
 
+_GPU = re.compile(r"[0-9]{1,4}")
+
+
 def parse_device(device: str) -> int | None:
     """The number of the GPU that ``cuda`` or ``cuda:1`` names; None for ``cpu``.
 
@@ -91,10 +95,10 @@ def parse_device(device: str) -> int | None:
     if device == "cpu":
         return None
     name, _, number = device.partition(":")
-    if name == "cuda" and (number.isdigit() or device == "cuda"):
+    if name == "cuda" and (_GPU.fullmatch(number) or device == "cuda"):
         return int(number or 0)
     raise UsageError(
-        f"Unknown device '{device}'.",
+        f"Unknown device '{device:.40}'.",
         "Devices are cpu, cuda, cuda:1 and so on.",
         "Use the device 'cpu'.",
     )

@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from capsedge.errors import UsageError
-from capsedge.options import Options, option
+from capsedge.options import LARGEST_BATCH, LARGEST_COUNT, LONGEST_SECONDS, Options, option
 
 
 @dataclass(frozen=True)
 class ProfileOptions(Options):
     """What `capsedge.profile` measures, and for how long."""
 
-    batch: tuple[int, ...] = option((1,), "Batch sizes, for example 1,8.", min=1)
-    warmup: float = option(0.5, "Seconds of untimed runs beforehand.", min=0)
-    duration: float = option(3.0, "Seconds of timed runs.", min=0)
-    iterations: int = option(10, "Minimum number of timed runs.", min=1)
+    batch: tuple[int, ...] = option((1,), "Batch sizes, for example 1,8.", min=1, max=LARGEST_BATCH)
+    warmup: float = option(0.5, "Seconds of untimed runs beforehand.", min=0, max=LONGEST_SECONDS)
+    duration: float = option(3.0, "Seconds of timed runs.", min=0, max=LONGEST_SECONDS)
+    iterations: int = option(10, "Minimum number of timed runs.", min=1, max=LARGEST_COUNT)
     operators: bool = option(True, "Time every operator.", "--operators/--no-operators")
     startup: bool = option(
         True, "Start a separate process for cold start and memory.", python_only=True

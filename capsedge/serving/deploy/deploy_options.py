@@ -6,12 +6,12 @@ import re
 from dataclasses import dataclass
 
 from capsedge.errors import UsageError
-from capsedge.options import Options, option
+from capsedge.options import LARGEST_COUNT, Options, option, shown, whole
 from capsedge.spec.vocabularies import OPS
 
+MOST_CPUS = 65_536
 TRITON = "26.07"  # a release with ONNX Runtime 1.27
 MOUNT = "/models"
-_MOST = 2**31 - 1  # int32 in the protocol
 _PATH = re.compile(r"(/[A-Za-z0-9._-]+)+")
 _RELEASE = re.compile(r"[0-9]{2}\.[0-9]{2}")
 
@@ -29,22 +29,27 @@ class TritonOptions(Options):
         "library).",
         choices=OPS,
     )
-    max_batch: int = option(32, "Largest batch that is formed from requests.", min=1, max=_MOST)
+    max_batch: int = option(
+        32, "Largest batch that is formed from requests.", min=1, max=LARGEST_COUNT
+    )
     preferred_batches: tuple[int, ...] = option(
         (),
         "Batch sizes that run as soon as they are reached, for example 8,16.",
         "--preferred-batch",
         min=1,
+        max=LARGEST_COUNT,
     )
     queue_delay: int = option(
-        0, "Microseconds that a request may wait for others.", min=0, max=_MOST
+        0, "Microseconds that a request may wait for others.", min=0, max=LARGEST_COUNT
     )
-    instances: int = option(1, "Copies of each model that run at the same time.", min=1, max=_MOST)
+    instances: int = option(
+        1, "Copies of each model that run at the same time.", min=1, max=LARGEST_COUNT
+    )
     threads: int | None = option(
         None,
         "Threads of one inference on the CPU; one per core by default.",
         min=1,
-        max=_MOST,
+        max=LARGEST_COUNT,
         metavar="N",
     )
     mount: str = option(MOUNT, "Where the server sees the folder; for KServe /mnt/models.")
@@ -74,7 +79,7 @@ class TritonOptions(Options):
 
 def _range(text: str) -> tuple[int, int]:
     try:
-        least, most = map(int, text.split(":"))
+        least, most = map(whole, text.split(":"))
     except ValueError:
         raise UsageError(
             f"'{text:.40}' is not a range of replicas.", "", "For example: --replicas 1:4."
@@ -94,6 +99,7 @@ class KServeOptions(Options):
         None,
         "Processors of a replica; by default those of the Triton runtime.",
         min=1,
+        max=MOST_CPUS,
         metavar="N",
     )
     memory: str = option(
@@ -121,10 +127,10 @@ class KServeOptions(Options):
                 "For example: --memory 4Gi.",
             )
         least, most = self.replicas or (1, 1)
-        if not 0 <= least <= most or most < 1:
+        if not 0 <= least <= most <= LARGEST_COUNT or most < 1:
             raise UsageError(
-                f"There cannot be {least} to {most} replicas.",
-                "Expected: two whole numbers in ascending order.",
+                f"There cannot be {shown(least)} to {shown(most)} replicas.",
+                f"Expected: two whole numbers in ascending order, from 0 to {LARGEST_COUNT}.",
                 "For example: --replicas 1:4.",
             )
         if not _RELEASE.fullmatch(self.release) or self.release < "24.08":

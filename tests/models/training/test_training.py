@@ -18,7 +18,7 @@ from PIL import Image
 
 import capsedge
 from capsedge.datasets import ImageSet, array_files, read_split, typical_input_from
-from capsedge.errors import ArtefactError, EnvironmentProblem, UsageError
+from capsedge.errors import ArtefactError, EnvironmentProblem, ParityError, UsageError
 from capsedge.models import CapsuleOutput, build, get_config
 from capsedge.models.checkpoint import load_checkpoint, save_checkpoint
 from capsedge.models.training import augment
@@ -500,3 +500,14 @@ def test_the_trained_models_say_how_they_were_trained() -> None:
     from capsedge.spec.vocabularies import ZOO_ROUTINGS as ROUTINGS
 
     assert all(recipe_of(checkpoint_of_routing(routing)) for routing in ROUTINGS)
+
+
+@pytest.mark.parametrize("average", [0.0, 0.9])
+def test_training_that_diverges_ends_with_an_error_and_without_weights(
+    tmp_path: Path, average: float
+) -> None:
+    recipe = Recipe(epochs=1, batch=16, schedule="multistep", learning_rate=1e30, average=average)
+    with pytest.raises(ParityError, match="diverged in epoch 1") as raised:
+        train(get_config("digits-small"), recipe, some_images(), None, tmp_path)
+    assert raised.value.exit_code == 4
+    assert not list(tmp_path.iterdir())
