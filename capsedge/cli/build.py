@@ -123,13 +123,13 @@ def _print_wasm(written: WasmReport) -> None:
 
 
 def _print_c(written: CReport) -> None:
+    from capsedge.exporters.c.fit import memory_rows
     from capsedge.exporters.c.measurement import measured_text
 
     memory, name = written.description["memory"], written.description["name"]
     lines = {
         "folder": f"{written.path}, with {name}.c and {name}.h",
-        "constants": f"{format_bytes(memory['constant_bytes'])} (flash)",
-        "arena": f"{format_bytes(memory['arena_bytes'])} (RAM)",
+        **dict(memory_rows(name, memory)),
         "products": f"{written.description['products']:,} multiply-adds",
     }
     lines |= {each["core"]: measured_text(each) for each in written.description.get("measured", [])}

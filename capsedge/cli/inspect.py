@@ -99,6 +99,7 @@ def _c_folder(folder: Path, options: Mapping[str, object], as_json: bool) -> Non
     given = next((name for name, value in options.items() if value), None)
     if given is not None:
         raise UsageError(f"--{given} does not apply to a folder of C.", "", f"Leave out --{given}.")
+    from capsedge.exporters.c.fit import memory_rows
     from capsedge.exporters.c.folder import read_report
     from capsedge.exporters.c.measurement import measured_text
 
@@ -110,8 +111,7 @@ def _c_folder(folder: Path, options: Mapping[str, object], as_json: bool) -> Non
         ("made from", str(description["source"].get("file", ""))),
         ("precision", str(description.get("precision") or "not stated")),
         ("input", " x ".join(map(str, description["input"]["shape"]))),
-        ("constants", f"{format_bytes(memory['constant_bytes'])} (flash)"),
-        ("arena", f"{format_bytes(memory['arena_bytes'])} (RAM)"),
+        *memory_rows(str(description.get("name", "")), memory),
     ]
     for each in measured:
         rows += [(f"measured for {each.core}", measured_text(asdict(each))), ("", each.compiler)]

@@ -15,12 +15,51 @@ from capsedge.runtime.files.text import format_bytes, printable
 CODE_BYTES = 16 << 10  # upper limit for the compiled code, in the flash that `--fit` compares
 
 
-def needs(library: Library) -> dict[str, int]:
-    """Bytes of flash (constants and code) and of RAM (arena, input and outputs)."""
-    caller = 4 * (
-        int(np.prod(library.input_shape)) + sum(output.size for output in library.outputs)
-    )
-    return {"flash": library.run_bytes + CODE_BYTES, "ram": library.arena + caller}
+def needs(library: Library) -> dict[str, dict[str, int]]:
+    """Bytes of flash and of RAM that ``run`` needs, by part; with the decoder only if the program calls it.
+
+    The build files of the folder let the linker leave out what is not called (`folder`).
+    """
+    return {
+        "flash": {"constants": library.run_bytes, "code at most": CODE_BYTES},
+        "ram": {
+            "arena": library.arena,
+            "input": 4 * int(np.prod(library.input_shape)),
+            "outputs": 4 * sum(output.size for output in library.outputs),
+        },
+    }
+
+
+def parts_text(parts: Mapping[str, int]) -> str:
+    """``580.6 KiB (constants 564.6 KiB, code at most 16.0 KiB)``."""
+    each = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items())
+    return f"{format_bytes(sum(parts.values()))} ({each})"
+
+
+def memory_rows(name: str, memory: Mapping[str, int]) -> list[tuple[str, str]]:
+    """What a folder's description says of memory, as rows of a table.
+
+    Args:
+        name: prefix of the symbols.
+        memory: the description's ``memory``.
+    """
+    constants, arena = memory["constant_bytes"], memory["arena_bytes"]
+    rows = [("constants", f"{format_bytes(constants)} (flash)")]
+    if memory.get("decoder_bytes"):
+        more = format_bytes(memory["decoder_bytes"])
+        rows.append(("decoder", f"{more} more where {printable(name)}_reconstruct is called"))
+    rows.append(("arena", f"{format_bytes(arena)} (RAM)"))
+    if {"code_bound", "input_bytes", "output_bytes"} <= memory.keys():
+        code, caller = memory["code_bound"], memory["input_bytes"] + memory["output_bytes"]
+        flash, ram = format_bytes(constants + code), format_bytes(arena + caller)
+        rows.append(
+            (
+                "in all",
+                f"{flash} of flash with at most {format_bytes(code)} of code; "
+                f"{ram} of RAM with {format_bytes(caller)} of input and outputs",
+            )
+        )
+    return rows
 
 
 def check_fit(library: Library, fit: Mapping[str, int], source: Path) -> None:
@@ -30,26 +69,25 @@ def check_fit(library: Library, fit: Mapping[str, int], source: Path) -> None:
         UsageError: it does not fit; the message lists the largest layers and what would help.
     """
     needed = needs(library)
-    over = {kind: needed[kind] - most for kind, most in fit.items() if needed[kind] > most}
+    excess = {kind: sum(needed[kind].values()) - most for kind, most in fit.items()}
+    over = {kind: by for kind, by in excess.items() if by > 0}
     if not over:
         return
     lines = [
-        f"{kind}: {format_bytes(needed[kind])} of {format_bytes(fit[kind])}, {format_bytes(by)} over"
+        f"{kind}: {parts_text(needed[kind])}; {format_bytes(by)} more than {format_bytes(fit[kind])}"
         for kind, by in over.items()
     ]
     table = layer_table(library)
-    help_with: list[str] = []
+    quantized = any(array.dtype == np.int8 for array in library.constants.arrays.values())
+    # It makes weights and feature maps four times smaller, so it helps with both kinds of memory.
+    help_with = [] if quantized else ["quantize it to INT8 (`capsedge quantize`)"]
     if "flash" in over:
         most = max(table, key=lambda row: row["constant_bytes"])
         lines.append(
             f"Most flash: {most['node']} ({most['operator']}), {format_bytes(most['constant_bytes'])}"
         )
-        quantized = any(array.dtype == np.int8 for array in library.constants.arrays.values())
-        help_with.append(
-            "prune it (`capsedge prune`)"
-            if quantized
-            else "quantize it to INT8 (`capsedge quantize`)"
-        )
+        if quantized:
+            help_with.append("prune it (`capsedge prune`)")
     if "ram" in over:
         most = max(table, key=lambda row: row["live_bytes"])
         lines.append(

@@ -273,6 +273,9 @@ def describe(
             "arena_bound": max(lib.run.plan.bound, lib.decoder.plan.bound if lib.decoder else 0),
             "constant_bytes": lib.run_bytes,
             "decoder_bytes": lib.constants.bytes - lib.run_bytes,
+            "code_bound": CODE_BYTES,
+            "input_bytes": 4 * int(np.prod(lib.input_shape)),
+            "output_bytes": 4 * sum(output.size for output in lib.outputs),
         },
         "products": sum(row["products"] for row in table),
         "layers": table,
@@ -345,7 +348,13 @@ add_library({n} STATIC {n}.c)
 target_include_directories({n} PUBLIC ${{CMAKE_CURRENT_SOURCE_DIR}})
 set_target_properties({n} PROPERTIES C_STANDARD 99)
 if(NOT MSVC)
-  target_compile_options({n} PRIVATE -ffp-contract=off)
+  # Each function and constant in a section of its own, so that the linker leaves out what is not called.
+  target_compile_options({n} PRIVATE -ffp-contract=off -ffunction-sections -fdata-sections)
+  if(APPLE)
+    target_link_options({n} INTERFACE -Wl,-dead_strip)
+  else()
+    target_link_options({n} INTERFACE -Wl,--gc-sections)
+  endif()
 endif()
 if(CMAKE_SOURCE_DIR STREQUAL CMAKE_CURRENT_SOURCE_DIR)
   add_executable({n}_example main.c)
@@ -383,7 +392,13 @@ def _platformio(lib: Library) -> str:
                 "srcDir": ".",
                 "includeDir": ".",
                 "srcFilter": f"-<*> +<{lib.name}.c>",
-                "flags": ["-O2", "-ffp-contract=off"],
+                "flags": [
+                    "-O2",
+                    "-ffp-contract=off",
+                    "-ffunction-sections",
+                    "-fdata-sections",
+                    "-Wl,--gc-sections",
+                ],
             },
         }
     )
@@ -428,22 +443,23 @@ def _readme(lib: Library, description: Mapping[str, Any]) -> str:
     if lib.decoder is not None:
         decoder = f"""
 `{n}_reconstruct` draws what a class capsule stands for, from the poses of `{n}_run`. It adds
-{memory["decoder_bytes"]:,} bytes of constants. Compiled with `-ffunction-sections -fdata-sections` and
-linked with `--gc-sections`, they are left out where it is not called.
+{memory["decoder_bytes"]:,} bytes of constants. `-ffunction-sections -fdata-sections` and the linker's
+`--gc-sections`, which the build files set, leave them out where it is not called.
 """
     return f"""# {n}
 
 The network of `{lib.title}` as C99, written by `capsedge build --target c`. `{n}.c` and `{n}.h` are all
 that a project needs: no library, no memory allocation, no files. `main.c` is an example.
 
-    cc -O2 -ffp-contract=off -o example main.c {n}.c
+    cc -O2 -ffp-contract=off -ffunction-sections -fdata-sections -Wl,--gc-sections -o example main.c {n}.c
 
 | | bytes |
 |---|---|
 | constants (flash) | {memory["constant_bytes"]:,} |
 | code (flash) | less than {format_bytes(CODE_BYTES)}, depending on the compiler |
 | arena (RAM) | {memory["arena_bytes"]:,} |
-| input, {description["input"]["size"]:,} floats of the caller's | {4 * description["input"]["size"]:,} |
+| input, {description["input"]["size"]:,} floats of the caller's (RAM) | {memory["input_bytes"]:,} |
+| outputs of the caller's, if all are wanted (RAM) | {memory["output_bytes"]:,} |
 {decoder}
 If the compiler does not fuse products and sums (`-ffp-contract=off`), results do not depend on the machine,
 nor on whether it has vectors; `-DCAPS_PORTABLE` leaves vectors and special instructions out. The exponential

@@ -221,7 +221,7 @@ def test_the_tiny_network_in_every_host(tmp_path: Path) -> None:
     np.testing.assert_array_equal(floats(image), np.array([9, 16], np.float32) / np.float32(255))
     for answer, words in zip(
         refused,
-        ["2 values of input, not 1", "2 values of pixels, not 3", "1x1", "decoder"],
+        ["The input has 1 values: pass 2.", "2 values of pixels, not 3", "1x1", "decoder"],
         strict=True,
     ):
         assert words in answer["refused"]
@@ -237,12 +237,14 @@ def test_has_the_bits_of_the_source_on_this_machine(source: Path, tmp_path: Path
     rng = np.random.default_rng(3)
     pixels = rng.integers(0, 256, (p.height, p.width, p.channels), dtype=np.uint8)
     images = [prepare(pixels, p)[None], rng.random(net.description["input"]["shape"], np.float32)]
-    images += [images[1] * np.float32(scale) for scale in (0, 1e-6, 1e3)]
-    prepared, *found = ask(
+    images += [images[1] * np.float32(scale) for scale in (0, 1e-6, 1)]
+    prepared, beyond, *found = ask(
         tmp_path / "net/net.mjs",
         {"op": "prepare", "pixels": sent(pixels)},
+        {"op": "run", "input": sent(images[1] * np.float32(1e3))},
         *({"op": "run", "input": sent(x)} for x in images),
     )
+    assert "prepare the pixels first" in beyond["refused"]
     assert np.array_equal(floats(prepared), images[0].ravel())
     fields = {o["name"]: o["field"] for o in net.description["outputs"]}
     for x, answer in zip(images, found, strict=True):

@@ -1,0 +1,96 @@
+"""The sizes that are stated are those of what the folder's own build makes."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from capsedge.errors import UsageError
+from capsedge.exporters.c.fit import CODE_BYTES
+from capsedge.exporters.c.write_c import write_c
+from tests.conftest import ROOT
+
+MODELS = ("digits-dynamic", "digits-em", "digits-attention", "digits-overlap", "digits-small")
+OTHER_DATA = 4096  # names, tables of the kernels, what the C library adds
+
+
+def zoo(name: str) -> Path:
+    return ROOT / "capsedge" / "zoo" / f"{name}.onnx"
+
+
+def sections(program: Path) -> dict[str, int]:
+    """Bytes of code and of constants of a program."""
+    listing = subprocess.run(["size", "-A", program], capture_output=True, text=True, check=True)
+    rows = [line.split() for line in listing.stdout.splitlines() if line.startswith(".")]
+    sizes = {row[0]: int(row[1]) for row in rows}
+    data = sum(v for k, v in sizes.items() if k.startswith((".rodata", ".data")))
+    return {"code": sizes[".text"], "constants": data}
+
+
+def linked(folder: Path, name: str, call: str) -> dict[str, int]:
+    """Sizes of a program that makes one call, built by the folder's CMakeLists.txt."""
+    (folder / "program.c").write_text(
+        f'#include "{name}.h"\nint main(void) {{ {call} return 0; }}\n'
+    )
+    (folder / "CMakeLists.txt").write_text(
+        (folder / "CMakeLists.txt").read_text()
+        + f"add_executable(program program.c)\ntarget_link_libraries(program PRIVATE {name})\n"
+    )
+    for words in (
+        ["-S", folder, "-B", folder / "build"],
+        ["--build", folder / "build", "--target", "program"],
+    ):
+        done = subprocess.run(["cmake", *words], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    return sections(folder / "build" / "program")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", MODELS)
+def test_the_program_has_the_stated_size(name: str, tmp_path: Path) -> None:
+    """With `run` alone, and with the decoder where there is one."""
+    if shutil.which("cmake") is None or shutil.which("cc") is None or shutil.which("size") is None:
+        pytest.skip(
+            "needs a C compiler, cmake and binutils: apt-get install gcc binutils; pip install cmake"
+        )
+    report = write_c(zoo(name), tmp_path / "run", name="net")
+    memory = report.description["memory"]
+    run = "static float x[NET_INPUT_SIZE]; net_outputs o = {0}; static unsigned char a[NET_ARENA_BYTES] "
+    run += "__attribute__((aligned(16))); net_run(a, x, &o);"
+    empty = "volatile int nothing = 0; (void)nothing;"
+    base = linked(write_c(zoo(name), tmp_path / "empty", name="net").path, "net", empty)
+    assert (
+        base["constants"] < OTHER_DATA
+    )  # nothing of the network is in a program that does not call it
+    found = linked(tmp_path / "run", "net", run)
+    assert 0 <= found["constants"] - memory["constant_bytes"] < OTHER_DATA
+    assert 0 < found["code"] - base["code"] <= CODE_BYTES
+    if memory["decoder_bytes"]:
+        shutil.rmtree(tmp_path / "run")
+        write_c(zoo(name), tmp_path / "run", name="net")
+        both = run + " static float p[64], q[1 << 16]; net_reconstruct(a, p, 0, q);"
+        found = linked(tmp_path / "run", "net", both)
+        stated = memory["constant_bytes"] + memory["decoder_bytes"]
+        assert 0 <= found["constants"] - stated < OTHER_DATA
+
+
+def test_fit_states_every_part(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as refused:
+        write_c(zoo("digits-em"), tmp_path / "a", fit={"flash": 100 << 10, "ram": 10 << 10})
+    why = refused.value.why
+    assert "constants" in why
+    assert "code at most 16.0 KiB" in why
+    assert "arena" in why
+    assert "input 3.1 KiB" in why
+    assert "outputs" in why
+    assert "more than 100.0 KiB" in why
+
+
+def test_int8_is_suggested_where_only_ram_is_over(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as refused:
+        write_c(zoo("digits-em"), tmp_path / "a", fit={"flash": 10 << 20, "ram": 10 << 10})
+    assert "flash" not in refused.value.why.partition(";")[0]
+    assert "capsedge quantize" in refused.value.fix
