@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from capsedge.cli import _memory
+
 
 def main() -> None:
     """Run the command; a signal while it loads also ends it without a traceback."""
@@ -18,6 +20,9 @@ def main() -> None:
         command()
     except KeyboardInterrupt:
         os._exit(130)
+    except Exception as error:
+        _memory.end(error)
+        raise
 
 
 if __name__ == "__main__":

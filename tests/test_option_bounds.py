@@ -158,7 +158,7 @@ def test_texts_with_numbers_in_them_are_bounded() -> None:
     }  # fmt: skip
     for (name, label), wrong in TEXTS.items():
         (option,) = [p for p in known[name].params if label in p.opts]
-        kind: type = kinds[name]
+        kind: Any = kinds[name]
         if option.name not in kind.__dataclass_fields__:
             kind = MetadataOptions
         for text in (*wrong, *(each for each in NEVER if each)):

@@ -75,17 +75,13 @@ def _run() -> int:
 
 def _failed(error: BaseException) -> int:
     """Print an error; returns its exit code."""
-    from capsedge.cli import _output, _process
+    from capsedge.cli import _memory, _output, _process
     from capsedge.errors import CapsedgeError, EnvironmentProblem, ExitCode
 
     if isinstance(error, OSError):
         error = _process.problem_of(error) or error
-    elif isinstance(error, MemoryError):
-        error = EnvironmentProblem(
-            "There is not enough memory.",
-            f"{error}",
-            "Free some memory, or process fewer images at a time.",
-        )
+    if not isinstance(error, CapsedgeError) and _memory.is_cause(error):
+        error = EnvironmentProblem(*_memory.EXPLANATION)
     if not isinstance(error, CapsedgeError):
         _output.report_bug(error)
         return int(ExitCode.BUG)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from capsedge.cli import _paths, _process
+from capsedge.cli import _memory, _paths, _process
 from capsedge.cli._help import write_command, write_group
 from capsedge.cli._output import say
 from capsedge.cli._parameters import Argument, Option
@@ -272,6 +272,7 @@ def _command(path: str, verb: Verb) -> Command:
 
     @functools.wraps(declared)
     def run(**values: Any) -> None:
+        _memory.check()
         judged(**{name: _value(value, by_name[name]) for name, value in values.items()})
 
     return Command(

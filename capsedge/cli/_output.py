@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from capsedge.cli import _memory
 from capsedge.errors import CapsedgeError, EnvironmentProblem
 from capsedge.runtime.files.text import printable
 from capsedge.runtime.progress import Progress, silent
@@ -77,6 +78,8 @@ def require(*packages: str, what: str, fix: str) -> None:
         try:
             import_onnxruntime() if package == "onnxruntime" else import_module(package)
         except ImportError as error:
+            if _memory.is_cause(error):
+                raise EnvironmentProblem(*_memory.EXPLANATION) from error
             raise EnvironmentProblem(what, f"{error}.", fix) from error
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from itertools import accumulate
 from typing import Any, NoReturn
 
 import numpy as np
@@ -202,7 +203,10 @@ class _Reader:
         """A list, or lists in lists, up to ``end``, without texts and objects."""
         if end - self.at <= _SHORT:
             text = self.data[self.at : end]
-            self._count(1 + text.count(b",") + text.count(b"["))
+            lists = text.count(b"[")
+            self._count(1 + text.count(b",") + lists)
+            if lists > limits.JSON_DEPTH and _depth(text) > limits.JSON_DEPTH:
+                self.fail(f"it is nested over {limits.JSON_DEPTH} deep")
             found = self._loads(text)
         else:
             found = self._array(end)
@@ -244,6 +248,8 @@ class _Reader:
             if parts[-1].dtype.kind not in "biuf":
                 self.fail("a list holds values that are not numbers")
             at = cut + 1
+        if {"b"} < {part.dtype.kind for part in parts}:
+            self.fail("a list holds truth values next to numbers")
         sizes, found = self._sizes(b"".join(shape)), _joined(parts)
         if math.prod(sizes) != found.size:
             self.fail("a list is empty")
@@ -267,6 +273,11 @@ class _Reader:
         if unit != brackets:
             self.fail("its lists have different lengths")
         return tuple(sizes)
+
+
+def _depth(text: bytes) -> int:
+    """How deep lists without texts are nested."""
+    return max(accumulate((c == ord("[")) - (c == ord("]")) for c in text))
 
 
 def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:

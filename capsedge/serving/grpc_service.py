@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError
 from grpc import StatusCode, aio
 
 from capsedge.errors import UsageError
+from capsedge.runtime.files.text import printable
 from capsedge.serving.client_limits import BudgetShare, Full, MemoryBudget, missing, run_off_loop
 from capsedge.serving.grpc_messages import message as message_class
 from capsedge.serving.grpc_messages import metadata_message
@@ -176,7 +177,7 @@ class _Service:
                 raise
             access.status = code.name
             message.take()
-            await context.abort(code, why)
+            await context.abort(code, printable(why))
 
     async def _response(self, respond: _Respond, message: _Message) -> bytes:
         """An answer.

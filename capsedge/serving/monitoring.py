@@ -9,6 +9,8 @@ from collections.abc import Callable
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from capsedge.runtime.files.text import printable
+
 logger = logging.getLogger("capsedge.serving")
 
 REQUESTS = Counter(
@@ -106,4 +108,4 @@ class _Messages(logging.Handler):
         error = record.exc_info[1] if record.exc_info else None
         text = " ".join(record.getMessage().split())
         text = text if error is None else f"{text}: {type(error).__name__}: {error}"
-        self._tell(text[:_MESSAGE_CHARACTERS])
+        self._tell(printable(text)[:_MESSAGE_CHARACTERS])

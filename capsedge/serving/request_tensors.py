@@ -49,7 +49,11 @@ def check_size(name: str, shape: Sequence[int]) -> int:
         UsageError: the shape is impossible or too large.
     """
     sizes = list(shape)
-    if len(sizes) > limits.DIMENSIONS or any(type(s) is not int or s < 0 for s in sizes):
+    if len(sizes) > limits.DIMENSIONS:
+        raise UsageError(
+            f"Input '{name}' has {len(sizes):,} axes.", f"The limit is {limits.DIMENSIONS}."
+        )
+    if any(type(s) is not int or s < 0 for s in sizes):
         raise UsageError(
             f"Input '{name}' has the shape {sizes[:8]}.", "Sizes are whole numbers from 0."
         )
@@ -110,12 +114,28 @@ def as_array(data: object) -> NDArray[Any]:
     """Values as numpy reads them, except 64-bit integers next to smaller ones, which numpy would round.
 
     Raises:
-        ValueError, OverflowError: they do not form an array.
+        ValueError, OverflowError: they do not form an array, or are truth values next to numbers.
     """
+    if isinstance(data, list) and bool in (kinds := _kinds(data)) and len(kinds) > 1:
+        raise ValueError("truth values next to numbers")
     found = np.asarray(data)
     if found.dtype.kind == "f" and isinstance(data, list) and set(map(type, data)) == {int}:
         with contextlib.suppress(OverflowError):  # some are negative
             return np.array(data, np.uint64)
+    return found
+
+
+def _kinds(data: list[Any]) -> set[type]:
+    """The types of the values of lists in lists."""
+    found: set[type] = set()
+    waiting = [data]
+    while waiting:
+        some = waiting.pop()
+        kinds = set(map(type, some))
+        if list in kinds:
+            waiting += [each for each in some if type(each) is list]
+            kinds.discard(list)
+        found |= kinds
     return found
 
 

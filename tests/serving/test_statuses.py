@@ -169,6 +169,17 @@ def test_every_refusal_over_grpc(
     assert {one.name for one in found.values() if isinstance(one, code)} == CODES
 
 
+def test_details_have_no_effect_on_a_terminal(gate: Gate, tmp_path: Path) -> None:
+    async def run() -> str:
+        async with running(tmp_path) as server, channel(server) as one:
+            asked = one.unary_unary(METHOD + "ModelInfer")(infer_message(name="\x1b[2J\u202e\n"))
+            return str(await asked.details())
+
+    found = asyncio.run(asyncio.wait_for(run(), SECONDS))
+    assert "\\x1b[2J" in found
+    assert found.isprintable()
+
+
 def test_every_version_answers_and_is_counted(gate: Gate, tmp_path: Path) -> None:
     async def run() -> None:
         async with running(tmp_path, "1", "2", "10") as server:

@@ -61,6 +61,9 @@ REFUSED: dict[str, tuple[str, list[int], Any, str]] = {
     "rows of different lengths": ("FP32", [3], [[1.0], [2.0, 3.0]], "not values of type FP32"),
     "texts": ("FP32", [1], ["1.0"], "not values of type FP32"),
     "truth values as numbers": ("FP32", [1], [True], "not values of type FP32"),
+    "a truth value among fractions": ("FP32", [2], [0.5, True], "not values of type FP32"),
+    "a truth value in a row": ("FP64", [2, 2], [[1, 2.5], [3, False]], "not values of type FP64"),
+    "a truth value among whole numbers": ("INT64", [2], [True, 3], "not values of type INT64"),
     "numbers as truth values": ("BOOL", [2], [0, 1], "not values of type BOOL"),
     "fractions as whole numbers": ("INT64", [1], [1.5], "not values of type INT64"),
     "just above the range": ("INT8", [1], [128], "outside the range of INT8"),
@@ -69,6 +72,7 @@ REFUSED: dict[str, tuple[str, list[int], Any, str]] = {
     "below zero beside 64 bits": ("UINT64", [2], [2**64 - 1, -1], "not values of type UINT64"),
     "more than 64 bits": ("UINT64", [1], [2**64], "not values of type UINT64"),
     "a size below zero": ("FP32", [-1], [], "shape"),
+    "more axes than an array has": ("FP32", [1] * 1000, [1.0], "1,000 axes"),
     "too many values": ("FP32", [limits.REQUEST_VALUES + 1], [], "too large"),
 }  # fmt: skip
 

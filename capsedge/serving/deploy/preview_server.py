@@ -7,10 +7,12 @@ with a foreign ``Host`` are refused, so that no other site can read the files by
 from __future__ import annotations
 
 import mimetypes
+import sys
 from collections.abc import Collection, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from capsedge.errors import EnvironmentProblem
@@ -66,6 +68,11 @@ class FolderServer(ThreadingHTTPServer):
             ) from error
         self.hosts = {f"{name}:{self.server_port}" for name in (ADDRESS, "localhost")}
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that leaves in the middle of an answer is no error."""
+        if not isinstance(sys.exc_info()[1], (ConnectionError, TimeoutError)):
+            super().handle_error(request, client_address)
+
     @property
     def url(self) -> str:
         """Address of the page."""
@@ -90,7 +97,12 @@ class _Handler(BaseHTTPRequestHandler):
         if self.headers.get_all("Host") not in [[host] for host in self.server.hosts]:
             self.send_error(HTTPStatus.MISDIRECTED_REQUEST)
             return None
-        path = self.server.files.get(unquote(urlsplit(self.path).path))
+        try:
+            asked = unquote(urlsplit(self.path).path)
+        except ValueError:  # such as http://[/
+            self.send_error(HTTPStatus.BAD_REQUEST)
+            return None
+        path = self.server.files.get(asked)
         if path is None:
             self.send_error(HTTPStatus.NOT_FOUND)
             return None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import http.client
+import socket
+import struct
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,6 +78,52 @@ def test_nothing_else(path: str, server: FolderServer) -> None:
     status, body, _ = ask(server, path)
     assert status == 404
     assert b"secret" not in body
+
+
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [
+        (b"GET http://[/ HTTP/1.1", b"400"),
+        (b"GET http://a@[/ HTTP/1.1", b"400"),
+        (b"GET //[ HTTP/1.1", b"404"),  # a path of two slashes
+        (b"HEAD http://] HTTP/1.1", b"400"),
+        (b"GET /%ff%zz%00%1b HTTP/1.1", b"404"),
+        (b"GET /\x00\x1b\xff HTTP/1.1", b"404"),
+        (b"GET / HTTP/9.9", b"505"),
+        (b"GET / HTTP/1.\xb2", b"400"),
+        (b"GET / / HTTP/1.1", b"400"),
+        (b"GET /" + b"a" * 70_000 + b" HTTP/1.1", b"414"),
+    ],
+)
+def test_requests_that_are_none(
+    line: bytes, status: bytes, server: FolderServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_connection((ADDRESS, server.server_port), 10) as client:
+        head = f"Host: {ADDRESS}:{server.server_port}\r\nConnection: close\r\n\r\n".encode()
+        client.sendall(line + b"\r\n" + head)
+        received = client.recv(4096)
+    # Where the version is wrong, http.server answers as in HTTP 0.9: with a page alone.
+    assert status in received.split(b"</p>")[0], received
+    assert ask(server, "/")[0] == 200
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_client_that_leaves_is_no_error(
+    server: FolderServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "read_bytes", lambda _: b"x" * 2**26)
+        with socket.create_connection((ADDRESS, server.server_port), 10) as client:
+            client.sendall(
+                f"GET / HTTP/1.1\r\nHost: {ADDRESS}:{server.server_port}\r\n\r\n".encode()
+            )
+            client.recv(100)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        server.server_close()  # joins nothing: the threads are daemons
+        for thread in threading.enumerate():
+            if thread.daemon and thread is not threading.current_thread():
+                thread.join(1)
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("host", [None, "", "evil.example", "localhost", "127.0.0.1:1", "[::1]"])
