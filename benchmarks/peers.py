@@ -115,7 +115,7 @@ def measure(
 
 def _measured(entry: Entry) -> dict[str, Any]:
     if entry.problem or entry.peak_bytes is None or entry.loaded_bytes is None:
-        return {"error": f"failed: {entry.problem}"}
+        return {"error": f"failed: {entry.problem or 'its memory was not measured'}"}
     return {
         "version": entry.version,
         **statistics(entry.samples),

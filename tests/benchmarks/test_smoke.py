@@ -63,12 +63,19 @@ LEFT_OUT = {
     "round_trip": "takes a minute for its smallest network",
     "serving": "tests/test_serving_benchmark.py",
     "serving_page": "writes the page of `serving`: tests/test_serving_benchmark.py",
-    "serving_peer": "a server that `serving` starts",
+    "serving_peer": "a server that `serving` starts, with FastAPI",
     "serving_stop": "tests/serving/test_stopping.py",
     "runtimes": "a worker that `peers` starts",
     "webassembly": "needs ziglang: tests/exporters/c/test_wasm.py",
     "wheel": "tests/test_wheel_benchmark.py",
 }
+# Tools that pages and the Makefile name.
+TOOLS = (
+    "tools.c_reference", "tools.docs.map", "tools.docs.messages", "tools.draw_photographs",
+    "tools.draw_samples", "tools.first_gpu_day.__main__", "tools.lock",
+    "tools.release", "tools.runtimes", "tools.speed", "tools.walks", "tools.wheels",
+    "tools.zoo.__main__", "tools.zoo.train_photos",
+)  # fmt: skip
 NEEDED = {"page": package.missing(), "operators": "" if shutil.which("c++") else "needs g++"}
 
 
@@ -97,6 +104,26 @@ def test_every_module_that_a_page_starts_exists() -> None:
         if importlib.util.find_spec(name) is None
     }
     assert not missing - {"benchmarks.NAME"}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", sorted({*LEFT_OUT, *TOOLS} - {"serving_peer"}))
+def test_what_takes_more_says_how_it_is_used(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its imports and its options hold; what it does needs more than a test has."""
+    module = name if "." in name else f"benchmarks.{name}"
+    source = importlib.util.find_spec(module)
+    assert source is not None
+    assert source.origin is not None
+    if "argparse" not in Path(source.origin).read_text(encoding="utf-8"):
+        importlib.import_module(module)
+        return
+    monkeypatch.setattr(sys, "argv", [module, "--help"])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_module(module, run_name="__main__")
+    assert not end.value.code
+    assert "usage:" in capsys.readouterr().out
 
 
 @pytest.fixture(scope="session")

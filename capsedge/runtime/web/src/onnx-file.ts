@@ -2,7 +2,7 @@
  * A first check of an ONNX file, before its bytes reach ONNX Runtime.
  *
  * The whole file is walked by the schema of `wire.ts`, skipping weights. On the way, everything that decides whether
- * the file may run is collected: metadata, operators, functions, external data. Works like `onnx_file.py`.
+ * the file may run is collected: metadata, operators, functions, external data. Works like `structure.py`.
  */
 import { CapsedgeError, Malformed } from "./errors.js";
 import { identify } from "./formats.js";
