@@ -120,5 +120,9 @@ def show(report: PruningReport) -> None:
                 f"{100 * o.accuracy:.2f} %, before {100 * o.reference:.2f} %: {o.change} "
                 f"(allowed {report.gate.max_drop:g}); {o.images} images"
             )
-        rows.append((f"on the {report.images['evaluated_on']}", text))
+        rows += [
+            ("against the parent", text),
+            ("judged on", report.images["evaluated_on"]),
+            ("searched on", report.images["searched_on"]),
+        ]
     print_table("Pruned", ("", ""), rows)

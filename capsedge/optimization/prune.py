@@ -114,9 +114,9 @@ def prune(
 
     Without ``data``, only units that do not affect any output are removed: channels that are unread or always
     zero, duplicates, and capsules whose votes are zero. With ``data``, the units with the least importance
-    per multiply-add are removed in rounds, each followed by fine-tuning on training images. A twelfth of the
-    training images is held out for the search; test images are read once, for the accuracy that the gate
-    judges.
+    per multiply-add are removed in rounds, each followed by fine-tuning on training images. The validation
+    images that the checkpoint's training held out, or else a twelfth of the training images, are for the
+    search; test images are read once, for the accuracy that the gate judges.
 
     Args:
         checkpoint: a checkpoint from ``capsedge train`` or ``capsedge import``.
@@ -180,10 +180,7 @@ class _Pruning:
         """Rounds of pruning and fine-tuning, and the gate."""
         limit = self.options.limit
         images = read(data, self.parent, limit, self.options.seed)
-        self.warnings.append(
-            "the parent may have been trained on the held-out images, so its accuracy there may be "
-            "too high"
-        )
+        self.warnings += images.warnings
         recipe = self._recipe()
         work = with_suffix_appended(self.output, WORK)
         stated = asdict(replace(self.options, resume=False))
@@ -191,12 +188,14 @@ class _Pruning:
         open_work(work, json.dumps(settings, sort_keys=True), self.options.resume)
         best, rounds = self._rounds(images, recipe, work)
         test = read_test(data, self.parent, limit, images)
-        outcome = Evaluator(self.parent, images.held_out if test is None else test).outcome(best)
+        judged = images.held_out if test is None else test
+        outcome = Evaluator(self.parent, judged).outcome(best)
         counts: dict[str, int | str] = {
             "fine_tuning": len(images.training),
             "held_out": len(images.held_out),
             "evaluation": outcome.images,
-            "evaluated_on": "held-out training images" if test is None else f"{test.split} split",
+            "searched_on": images.held_out.described,
+            "evaluated_on": judged.described,
         }
         report = self.finish(best, self.options.criterion, tuple(rounds), outcome, counts)
         shutil.rmtree(work)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,47 +16,77 @@ from capsedge.models.training.evaluate import predict_all
 from capsedge.runtime.predictions import DEFAULT_THRESHOLD
 
 _HELD_OUT = 1 / 12  # share of the training images: 5,000 of MNIST's
-_FEWEST = 20  # images held out
+_USUAL = 20  # images held out, if this is at most a quarter
+_MOST = 1 / 4  # share of few training images
+_FEWEST = 10  # images held out; of fewer, a loss of a tenth may go unseen
+_FEW = 100  # images held out; one of fewer is more than a percentage point
 
 
 @dataclass(frozen=True)
 class PruningImages:
-    """The training images of a data set, in two parts.
+    """The images of a data set without its test images, in two parts.
 
     Attributes:
         training: images for fine-tuning and for the criterion.
         held_out: images for the decisions of the search.
+        unseen: whether the parent was not trained on the images held out.
     """
 
     training: ImageSet
     held_out: ImageSet
+    unseen: bool
+
+    @property
+    def warnings(self) -> list[str]:
+        """Why the accuracy on the images held out may mislead."""
+        found = []
+        if not self.unseen:
+            found.append(
+                "the parent may have been trained on the held-out images, so its accuracy there may be "
+                "too high"
+            )
+        if (count := len(self.held_out)) < _FEW:
+            found.append(
+                f"only {count} images are held out for the search: each is {100 / count:.2g} points"
+            )
+        return found
 
 
 def read(data: Path, model: CapsuleModel, limit: int | None, seed: int) -> PruningImages:
-    """Read and divide the training images; the test images are not touched.
+    """Read the images without the test images, and divide them.
+
+    The validation images that were held out when the model was trained are held out again, if there are
+    enough; otherwise some of the training images.
 
     Args:
-        limit: maximum number of images.
+        limit: maximum number of images of each split.
 
     Raises:
         UsageError: they cannot be read, have no labels, or are too few.
     """
-    config = model.config
-    whole = read_split(data, "train", config.preprocessing, limit, model.training_split)
+    config, rule = model.config, model.training_split
+    whole = read_split(data, "train", config.preprocessing, limit, rule)
     if whole.classes.max(initial=0) >= config.classes:
         raise UsageError(
             f"The data has class {whole.classes.max()}.",
             f"The model has {config.classes} classes.",
         )
-    count = int(len(whole) * _HELD_OUT)
+    if whole.share:  # the model's training divided these images
+        validation = read_split(data, "validation", config.preprocessing, limit, rule)
+        if len(validation) >= _FEWEST:
+            return PruningImages(whole, validation, unseen=True)
+    count = max(int(len(whole) * _HELD_OUT), min(_USUAL, int(len(whole) * _MOST)))
     if count < _FEWEST:
         raise UsageError(
             f"{len(whole)} training images are too few for pruning.",
-            f"A twelfth of them is held out to decide how far to prune; at least {_FEWEST} are needed.",
-            f"Give {12 * _FEWEST} or more. Without data, only units that no output depends on are removed.",
+            f"Some are held out to decide how far to prune: at least {_FEWEST}, at most a quarter.",
+            f"Give {int(_FEWEST / _MOST)} or more. Without data, only units that no output depends on are "
+            "removed.",
         )
     order = np.random.default_rng(seed).permutation(len(whole))
-    return PruningImages(whole.take(np.sort(order[count:])), whole.take(np.sort(order[:count])))
+    share = f"{count:,} of {len(whole):,} training images, held out from fine-tuning"
+    held_out = replace(whole.take(np.sort(order[:count])), share=share)
+    return PruningImages(whole.take(np.sort(order[count:])), held_out, unseen=False)
 
 
 def read_test(

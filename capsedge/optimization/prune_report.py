@@ -33,7 +33,7 @@ class Round:
     Attributes:
         multiply_adds: after pruning, per image.
         units: units kept in each group, such as ``40 of 256``.
-        held_out: share of correct decisions on held-out training images after fine-tuning.
+        held_out: share of correct decisions on the images held out for the search, after fine-tuning.
         drop: points lost on these relative to the parent.
     """
 
@@ -65,8 +65,8 @@ class PruningReport(Summarized):
         rounds: rounds of pruning and fine-tuning; empty for exact removal only.
         outcome: comparison with the parent on the evaluation images; None without data.
         gate: the loss of accuracy that was allowed.
-        images: numbers of images for fine-tuning, held out and for evaluation, with a description of the
-            last.
+        images: numbers of images for fine-tuning, held out for the search and for evaluation, with a
+            description of the last two (``searched_on``, ``evaluated_on``).
         warnings: warnings for the user.
     """
 
@@ -103,6 +103,7 @@ class PruningReport(Summarized):
             Row("parameters", f"{self.after.parameters:,} of {self.before.parameters:,}"),
             *(Row(name, kept) for name, kept in self.units.items()),
             Row("against the parent", text),
+            *(() if self.outcome is None else (Row("judged on", self.images["evaluated_on"]),)),
             *(Row("warning", warning) for warning in self.warnings),
         ]
         return Summary("PruningReport", [f"{short(self.output.name)}: {ratio}", text], rows)

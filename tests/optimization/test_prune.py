@@ -10,17 +10,21 @@ import numpy as np
 import pytest
 import safetensors.torch
 from click.testing import CliRunner, Result
+from PIL import Image
 
 import capsedge
 from capsedge.cli import app
+from capsedge.datasets import read_split
+from capsedge.datasets.division import rule_of
 from capsedge.errors import ArtefactError, ParityError, UsageError
-from capsedge.models import get_config
+from capsedge.models import CapsuleModel, build, get_config
 from capsedge.models.checkpoint import load_checkpoint, save_checkpoint
 from capsedge.models.training.recipe import TRAINING_KEY, Recipe, recipe_of
 from capsedge.models.training.train import train
 from capsedge.optimization import prune_data
 from capsedge.optimization.prune import RoundDone
 from capsedge.optimization.prune_criteria import multiply_adds
+from capsedge.optimization.prune_data import read, read_test
 from capsedge.optimization.prune_report import Round
 from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.origin import PRUNING_KEY, pruned_of
@@ -90,7 +94,9 @@ def test_a_target_is_reached_and_every_step_works_on_the_result(
     assert [number for number, _ in rounds] == [1, 2]
     assert report.outcome is not None
     assert report.images == {
-        "fine_tuning": 264, "held_out": 24, "evaluation": 64, "evaluated_on": "test split",
+        "fine_tuning": 264, "held_out": 24, "evaluation": 64,
+        "searched_on": f"{data.name}, 24 of 288 training images, held out from fine-tuning",
+        "evaluated_on": f"{data.name}, test split",
     }  # fmt: skip
     model = load_checkpoint(small)
     assert multiply_adds(model.config) == report.after.multiply_adds
@@ -246,8 +252,6 @@ def test_without_data_nothing_with_an_effect_goes(checkpoint: Path, tmp_path: Pa
 def test_em_is_fine_tuned_too(data: Path, tmp_path: Path) -> None:
     import torch
 
-    from capsedge.models import build
-
     config = EM.replace(class_names=("a", "b", "c", "d"))
     torch.manual_seed(10)  # right on half of the images; most seeds are no better than chance
     save_checkpoint(build(config), tmp_path / "em.safetensors")
@@ -263,12 +267,12 @@ def test_em_is_fine_tuned_too(data: Path, tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         ({"target_speedup": 2}, "needs data"),
-        ({"target_speedup": 1}, "above 1"),
+        ({"target_speedup": 1}, "from 1.01"),
         ({"max_drop": "1"}, "a number"),
-        ({"target_speedup": float("nan")}, "above 1"),
+        ({"target_speedup": float("nan")}, "from 1.01"),
         ({"criterion": "magnitude"}, "look-ahead"),
         ({"max_drop": -1}, "Invalid max_drop"),
-        ({"epochs": 0}, "at least 1"),
+        ({"epochs": 0}, "from 1"),
     ],
 )
 def test_what_cannot_be_asked_for(
@@ -284,14 +288,47 @@ def test_files_and_data_that_do_not_fit(checkpoint: Path, data: Path, tmp_path: 
         pruned(checkpoint, checkpoint)
     few = tmp_path / "few"
     few.mkdir()
-    images = np.zeros((40, 14, 14, 1), np.uint8)
-    np.savez(few / "train.npz", images=images, labels=np.arange(40) % 4)
+    images = np.zeros((39, 14, 14, 1), np.uint8)
+    np.savez(few / "train.npz", images=images, labels=np.arange(39) % 4)
     with pytest.raises(UsageError, match="too few"):
         pruned(checkpoint, tmp_path / "s.safetensors", data=few, target_speedup=2)
     many = np.zeros((300, 14, 14, 1), np.uint8)
     np.savez(few / "train.npz", images=many, labels=np.arange(300) % 10)
     with pytest.raises(UsageError, match="class 9"):
         pruned(checkpoint, tmp_path / "s.safetensors", data=few, target_speedup=2)
+
+
+def _divided(place: Path, each: int) -> tuple[Path, CapsuleModel]:
+    """A folder with so many images of two classes, and a network that was trained on a part of it."""
+    pixels = np.random.default_rng(0).integers(0, 256, (2 * each, 14, 14, 1), dtype=np.uint8)
+    for number, image in enumerate(pixels):
+        (place / "ab"[number % 2]).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image[..., 0]).save(place / "ab"[number % 2] / f"{number}.png")
+    model = build(DYNAMIC.replace(class_names=("a", "b")))
+    images = read_split(place, "train", model.config.preprocessing)
+    model.training_split = rule_of(images, 2, {"test": 0.15, "validation": 0.1}, 0)
+    return place, model
+
+
+@pytest.mark.parametrize(
+    ("each", "counts", "unseen"),
+    [(120, (184, 20, 36), True), (30, (35, 11, 8), False)],
+    ids=["validation images", "some of the training images"],
+)
+def test_few_images_are_divided_as_the_training_did(
+    tmp_path: Path, each: int, counts: tuple[int, ...], unseen: bool
+) -> None:
+    folder, model = _divided(tmp_path / "photos", each)
+    images = read(folder, model, None, 0)
+    test = read_test(folder, model, None, images)
+    assert test is not None
+    assert (len(images.training), len(images.held_out), len(test)) == counts
+    assert images.unseen == unseen
+    warnings = " ".join(images.warnings)
+    assert f"only {counts[1]} images are held out for the search" in warnings
+    assert ("too high" in warnings) != unseen
+    assert test.described == f"photos, {counts[2]} of {2 * each} images, held out from training"
+    assert not images.held_out.occurs_in(images.training).any()
 
 
 @pytest.mark.thorough
@@ -308,13 +345,12 @@ def test_shared_images_are_refused_and_one_file_has_no_test_split(
     with pytest.raises(UsageError, match="among the training images"):
         pruned(checkpoint, tmp_path / "s.safetensors", data=shared, **options)
     report = pruned(checkpoint, tmp_path / "t.safetensors", data=shared / "train.npz", **options)
-    assert report.images["evaluated_on"] == "held-out training images"
+    searched = "train.npz, 24 of 288 training images, held out from fine-tuning"
+    assert report.images["evaluated_on"] == report.images["searched_on"] == searched
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"parent": 1}', '{"parent": "' + "x" * 10**6 + '"}'])
 def test_a_hostile_lineage_is_an_error_of_the_file(tmp_path: Path, text: str) -> None:
-    from capsedge.models import build
-
     path = tmp_path / "m.safetensors"
     save_checkpoint(build(get_config("digits-em")), path, {PRUNING_KEY: text})
     with pytest.raises(ArtefactError, match="pruned from"):
@@ -324,8 +360,6 @@ def test_a_hostile_lineage_is_an_error_of_the_file(tmp_path: Path, text: str) ->
 
 @pytest.mark.parametrize("text", ["{", '{"recipe": {"epochs": -1}, "last": {}}', '{"recipe": 3}'])
 def test_a_hostile_recipe_is_an_error_of_the_file(data: Path, tmp_path: Path, text: str) -> None:
-    from capsedge.models import build
-
     config = DYNAMIC.replace(class_names=("a", "b", "c", "d"))
     path = tmp_path / "m.safetensors"
     save_checkpoint(build(config), path, {TRAINING_KEY: text})
