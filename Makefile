@@ -93,7 +93,7 @@ conformance: $(READY) ## Check an operator, OP=Squash: its tables, then every ca
 	$(BIN)/python -m tests.conformance test --filter '^${OP:%=%\(}'
 	$(BIN)/python -m tests.conformance gradient --backend torch --filter '^${OP:%=%\(}'
 
-fuzz: $(READY) ## Fuzz every reader for MINUTES=10 (the C targets need clang)
+fuzz: $(READY) ## Fuzz readers, option values, verbs and the server for MINUTES=10 (the C targets need clang)
 	$(BIN)/python $(INSTALL) -e '.[fuzz]'
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
 

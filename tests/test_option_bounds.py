@@ -167,6 +167,12 @@ def test_texts_with_numbers_in_them_are_bounded() -> None:
             assert len(raised.value.what) < 120, (name, label, text)
 
 
+@pytest.mark.parametrize("given", [5, "1..5", (0,), (101,), (10**30,), (True,), (1.5,), ("1",)])
+def test_iterations_of_a_sweep(given: Any) -> None:
+    with pytest.raises(UsageError, match="Invalid iterations"):
+        capsedge.SweepOptions(iterations=given)
+
+
 @pytest.mark.parametrize("text", [*NEVER, "0", "65537", "1,0", "1,,2"])
 def test_batch_sizes_of_inspect(text: str) -> None:
     with pytest.raises(UsageError, match="Invalid --batch"):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from capsedge.errors import UsageError
-from capsedge.options import LARGEST_COUNT, Options, iteration_counts, option
+from capsedge.options import LARGEST_COUNT, Options, bounds, iteration_counts, option, within
 from capsedge.spec import limits
 from capsedge.spec.vocabularies import SWEEP_PRECISIONS
 
@@ -51,6 +52,16 @@ class SweepOptions(Options):
             UsageError: a value is wrong.
         """
         super().__post_init__()
+        given: Any = self.iterations
+        if isinstance(given, str) or not isinstance(given, Iterable):
+            raise UsageError(f"Invalid iterations {given!r:.40}.", "It must be a tuple.")
+        for count in given:
+            number = isinstance(count, Integral) and not isinstance(count, bool)
+            if not (number and within(count, 1, limits.ITERATIONS)):
+                raise UsageError(
+                    f"Invalid iterations {count!r:.40}.",
+                    f"They are whole numbers {bounds(1, limits.ITERATIONS)}.",
+                )
         for name in ("iterations", "couplings", "precision"):
             found = tuple(dict.fromkeys(getattr(self, name)))
             if not found:

@@ -10,13 +10,14 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.fuzz import native_target, onnx_mutants, python_target, serve_target
+from tests.fuzz import folder_mutants, native_target, onnx_mutants, python_target, serve_target
 from tests.fuzz.target import Budget, Outcome, Target
 
 TARGETS: tuple[Target, ...] = (
     *native_target.TARGETS,
     *python_target.TARGETS,
     *onnx_mutants.TARGETS,
+    *folder_mutants.TARGETS,
     *serve_target.TARGETS,
 )
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.fuzz import readers, requests
+from tests.fuzz import option_values, readers, requests
 
 DIGITS = "9" * 400
 NESTED = "[" * 100_000
@@ -679,6 +679,6 @@ HOSTILE: dict[str, Callable[[], dict[str, bytes]]] = {
     "safetensors": safetensors, "weights": weights, "module": torch,
     "keras": keras, "key map": key_maps, "config": config, "onnx": onnx, "engine_metadata": engine_metadata,
     "metadata": metadata, "table": table, "repository": repository, "parquet": parquet, "tar": tar,
-    "arrays": arrays,
+    "arrays": arrays, "option values": option_values.hostile,
     "JSON requests": requests.hostile_documents, "gRPC requests": requests.hostile_messages,
 }  # fmt: skip

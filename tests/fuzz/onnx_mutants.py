@@ -344,14 +344,18 @@ def main() -> int:
 
 
 def run(budget: Budget, build: bool = False) -> Outcome:
-    """The target: in a process of its own, which is started again where a mutant ends it."""
+    """The target."""
+    return in_processes("tests.fuzz.onnx_mutants", budget, ["--build"] if build else [])
+
+
+def in_processes(module: str, budget: Budget, more: Sequence[str] = ()) -> Outcome:
+    """Run mutants in a process of their own, which is started again where a mutant ends it."""
     outcome, begun, first = Outcome(), time.monotonic(), 0
     while (left := budget.seconds - (time.monotonic() - begun)) > 0:
         inputs = budget.inputs - first if budget.inputs else 0
         words = ["--first", str(first), "--inputs", str(inputs), "--seconds", str(left)]
-        words += ["--build"] if build else []
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.fuzz.onnx_mutants", str(budget.folder), *words],
+            [sys.executable, "-m", module, str(budget.folder), *words, *more],
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )  # fmt: skip

@@ -24,7 +24,7 @@ import numpy as np
 
 from capsedge.errors import CapsedgeError, ExitCode
 from capsedge.runtime.metadata import ModelMetadata, Outputs, Preprocessing
-from tests.fuzz import requests
+from tests.fuzz import option_values, requests
 
 PREP = Preprocessing(8, 8, 1)
 
@@ -705,6 +705,12 @@ READERS: dict[str, Reader] = {
     "repository": Reader(
         _read_repository, _repositories,
         ("capsedge.serving.deploy.kserve", "capsedge.serving.deploy.deployment", *_JSON),
+    ),
+    "option values": Reader(
+        option_values.read, option_values.seeds,
+        ("capsedge.options", "capsedge.cli._commands", "capsedge.cli._options",
+         "capsedge.cli._metadata_options", "capsedge.exporters.build_options",
+         "capsedge.serving.deploy.deploy_options", "capsedge.models.example_inputs"),
     ),
     "JSON requests": Reader(
         requests.read_json, requests.documents,

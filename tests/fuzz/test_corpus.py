@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuzz import onnx_mutants
+from tests.fuzz import folder_mutants, onnx_mutants
 from tests.fuzz.hostile import HOSTILE
 from tests.fuzz.readers import READERS, check
 
@@ -68,3 +68,11 @@ def test_a_mutant_that_once_was_a_bug(tmp_path: Path) -> None:
     path.write_bytes(content)
     for words in onnx_mutants.words_of(30, path, side):
         assert onnx_mutants.judge(words) == ""
+
+
+@pytest.mark.thorough
+def test_damaged_folders_of_c(tmp_path: Path) -> None:
+    """The first mutants of `verify FOLDER`: every kind of damage is among them."""
+    folder_mutants.prepare(tmp_path)
+    failed = [folder_mutants.judge(folder_mutants.mutate(k, tmp_path)) for k in range(12)]
+    assert not any(failed), failed
