@@ -165,7 +165,7 @@ def _export_user_module(subject: UserModuleSpec, example: str, job: _Job) -> Non
 
     own = load_user_module(subject)
     inputs = read_example(example, own.module)
-    own.check_saved(inputs.tensors, job.options.batch or 0)
+    unchecked = own.check_saved(inputs.tensors, job.options.batch or 0)
     for note in own.notes:
         log(f"note: {note}")
     if own.weights is None:
@@ -187,6 +187,7 @@ def _export_user_module(subject: UserModuleSpec, example: str, job: _Job) -> Non
         description=job.description,
         progress=stage_reporter(job.as_json),
     )
+    report = replace(report, notes=(*report.notes, *unchecked))
     arrays = job.check_inputs or (Path(example) if example.endswith((".npy", ".npz")) else None)
     pictures = job.description.preprocessing is not None
     exported = Exported(own.name, own.weights, subject, pictures, arrays)

@@ -15,9 +15,9 @@ from onnx import helper, inliner, numpy_helper
 from capsedge.errors import ArtefactError, UnsupportedModelError
 from capsedge.graph import proto
 from capsedge.graph.check_operators import operator_problem
-from capsedge.graph.finite_weights import refuse_not_finite
 from capsedge.graph.functions import attach_functions
 from capsedge.graph.random_nodes import refuse_random
+from capsedge.graph.stored_values import refuse_not_finite
 from capsedge.graph.training_nodes import refuse_training
 from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime
 from capsedge.runtime.backends.onnxruntime_session import keep_to_itself

@@ -292,6 +292,8 @@ def _warnings(
             f"as {comparison.nan_on}; the imported network returns numbers on "
             f"{comparison.nan_in_code_only} of them"
         )
+    if comparison is not None and comparison.unchecked:
+        warnings.append(comparison.unchecked)
     if config.fixed_batch is not None:
         warnings.append(
             f"the batch of the export is fixed at {config.fixed_batch}: the author's code averages "

@@ -135,6 +135,7 @@ class ReferenceCheck:
         batch: number of images run at once.
         passed: whether both compute the same function.
         fixed: what was made deterministic in the author's code.
+        unchecked: why it is not known whether the weights file holds all of the code's tensors, if it is not.
     """
 
     code: str
@@ -153,6 +154,7 @@ class ReferenceCheck:
     batch: int
     passed: bool
     fixed: str = ""
+    unchecked: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values only."""
@@ -201,12 +203,17 @@ def compare(
     inputs = Inputs(model.config.preprocessing, images)
     _check_repeatable(theirs.module, inputs, model.config.fixed_batch or BATCH)
     first = batches(next(iter(inputs)).inputs, model.config.fixed_batch or BATCH)[0]
-    theirs.check_saved([first])
+    unchecked = theirs.check_saved([first])
     batch = model.config.fixed_batch or BATCH
     found = _differences(model.eval(), theirs.module, inputs, batch, progress)
     facts = theirs.facts()
     return ReferenceCheck(
-        str(facts["code"]), str(facts["code_sha256"]), batch=batch, fixed=fixed, **found
+        str(facts["code"]),
+        str(facts["code_sha256"]),
+        batch=batch,
+        fixed=fixed,
+        unchecked="; ".join(unchecked),
+        **found,
     )
 
 

@@ -6,7 +6,6 @@ run of the two reads must then be equal: tensors that differ took whatever the c
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from capsedge.errors import UnsupportedModelError
-from capsedge.models.user_code import innermost_line, on_cpu, seeded
+from capsedge.models.example_inputs import TakesNames
+from capsedge.models.user_code import described, innermost_line, on_cpu, seeded
 from capsedge.runtime.finite import listed
 
 _DEPTH = 12  # of attributes, lists and dictionaries inside each other
@@ -87,7 +87,7 @@ def tensors_read(module: nn.Module, inputs: Sequence[Tensor], seed: int = 0) -> 
 
 def check_saved(
     module: nn.Module, again: nn.Module, inputs: Sequence[Tensor], weights: str, batch: int = 0
-) -> None:
+) -> str:
     """Refuse a module that computes with values that are neither saved nor constant.
 
     Args:
@@ -96,10 +96,16 @@ def check_saved(
         weights: the file of the weights, for the message.
         batch: a batch that is tried first; 0 for the example's.
 
+    Returns:
+        Why this could not be checked; empty if it was.
+
     Raises:
         UnsupportedModelError: it names the attributes, or the lines that read the tensors.
     """
-    first, second = _both_read(module, again, inputs, batch)
+    both = _both_read(module, again, inputs, batch)
+    if isinstance(both, str):
+        return both
+    first, second = both
     names = _names(module)
     wrong: list[str] = []
     for k, one in enumerate(first):
@@ -110,7 +116,7 @@ def check_saved(
         line = f" ({one.line})" if one.line else ""
         wrong.append(f"{name or 'a tensor without a name'} {list(one.value.shape)}{line}")
     if not wrong:
-        return
+        return ""
     several = len(wrong) > 1
     raise UnsupportedModelError(
         f"The module computes with tensors that {weights} does not hold.",
@@ -125,18 +131,18 @@ def check_saved(
 
 def _both_read(
     module: nn.Module, again: nn.Module, inputs: Sequence[Tensor], batch: int
-) -> tuple[list[Read], list[Read]]:
-    """What both read at the first batch that they take; nothing if they take none.
-
-    The export and the comparison report a module that takes none, with its line.
-    """
+) -> tuple[list[Read], list[Read]] | str:
+    """What both read at the first batch that they take; the first error if they take none."""
     kept = [v for part in module.modules() for k, v in vars(part).items() if "batch" in k.lower()]
     sizes = [batch, len(inputs[0]), *(v for v in kept if type(v) is int and v <= _LARGEST), *_SIZES]
+    failed = ""
     for size in dict.fromkeys(n for n in sizes if n > 0):
         rows = [x[torch.arange(size) % len(x)] for x in inputs]
-        with contextlib.suppress(Exception, SystemExit):  # of any kind, from the user's code
+        try:
             return tensors_read(module, rows, 0), tensors_read(again, rows, 1)
-    return [], []
+        except (Exception, SystemExit) as error:  # of any kind, from the user's code
+            failed = failed or f"it takes none of the batches that were tried ({described(error)})"
+    return failed
 
 
 def unregistered(module: nn.Module, flat: nn.Module, inputs: Sequence[Tensor]) -> tuple[str, ...]:
@@ -169,7 +175,7 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 
 def _names(module: nn.Module) -> Callable[[Tensor], str]:
     """A function that gives the attribute of a tensor: of its memory, or of its values."""
-    held = list(_reachable(module))
+    held = list(_reachable(module.module if isinstance(module, TakesNames) else module))
     by_address: dict[int, str] = {}
     for name, value in held:
         place = value.ctypes.data if isinstance(value, np.ndarray) else _address(value)

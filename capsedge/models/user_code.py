@@ -186,6 +186,12 @@ def first_line(error: BaseException) -> str:
     return text.splitlines()[0][:300] if text else type(error).__name__
 
 
+def described(error: BaseException) -> str:
+    """An error's type, the first line of its message, and the user's line."""
+    parts = [f"{type(error).__name__}: {first_line(error)}", line_of(error)]
+    return "; ".join(part for part in parts if part)
+
+
 class _Watch(TorchFunctionMode):
     """Records the lines that reduce over the first axis of a batch."""
 

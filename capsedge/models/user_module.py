@@ -15,7 +15,7 @@ import json
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,9 +23,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from capsedge.errors import CapsedgeError, UsageError
-from capsedge.models.example_inputs import in_order
+from capsedge.models.example_inputs import in_order, in_order_of
 from capsedge.models.unsaved_tensors import check_saved
-from capsedge.models.user_code import code_location, is_user_code, on_cpu, seeded
+from capsedge.models.user_code import code_location, described, is_user_code, on_cpu, seeded
 from capsedge.models.user_weights import load_weights
 from capsedge.runtime.files.json_documents import Malformed, parse
 from capsedge.runtime.files.writing import sha256
@@ -61,7 +61,9 @@ class UserModule:
         name: name of the class or function.
         code: the file that defines it; None if unknown.
         notes: remarks on the weights for the user.
-        again: the module built with other random numbers, with the same weights; None without weights.
+        again: the module built with other random numbers, with the same weights; None without weights, or
+            if it cannot be built again.
+        unchecked: why not all tensors can be checked by building it again; empty if they can.
     """
 
     module: nn.Module
@@ -70,24 +72,41 @@ class UserModule:
     code: Path | None
     notes: tuple[str, ...] = ()
     again: nn.Module | None = None
+    unchecked: str = ""
 
-    def check_saved(self, inputs: Sequence[Tensor] | Mapping[str, Tensor], batch: int = 0) -> None:
+    def check_saved(
+        self, inputs: Sequence[Tensor] | Mapping[str, Tensor], batch: int = 0
+    ) -> tuple[str, ...]:
         """Refuse values that come neither from the weights nor are equal each time the module is built.
 
         Args:
             inputs: an example, in order or by name; batch first.
             batch: the size of a batch that the module takes; 0 if it is not known.
 
+        Returns:
+            A note on what could not be checked, if anything.
+
         Raises:
             UnsupportedModelError: it names them.
         """
-        if self.again is None or self.weights is None:
-            return
+        if self.weights is None:
+            return ()
+        if self.again is None:
+            return (self._not_checked(self.unchecked),)
         both = [self.module, self.again]
         if isinstance(inputs, Mapping):
             both = [in_order(each, tuple(inputs)) for each in both]
             inputs = tuple(inputs.values())
-        check_saved(both[0], both[1], inputs, self.weights.name, batch)
+        failed = check_saved(both[0], both[1], inputs, self.weights.name, batch)
+        return tuple(self._not_checked(why) for why in (self.unchecked, failed) if why)
+
+    def _not_checked(self, why: str) -> str:
+        return f"not checked whether {Path(self.spec.weights).name} holds all tensors: {why}"
+
+    def ordered(self, names: Sequence[str]) -> UserModule:
+        """The same, taking inputs with these names of a file in this order."""
+        again = None if self.again is None else in_order_of(self.again, names)
+        return replace(self, module=in_order_of(self.module, names), again=again)
 
     @property
     def weights(self) -> Path | None:
@@ -105,8 +124,11 @@ class UserModule:
         }
 
 
-def load_user_module(spec: UserModuleSpec) -> UserModule:
+def load_user_module(spec: UserModuleSpec, *, twice: bool = True) -> UserModule:
     """Run the user's code, build the module, and load its weights.
+
+    Args:
+        twice: whether the module is built once more, for `UserModule.check_saved`.
 
     Raises:
         UsageError: there is no such file or name, the code fails (the error shows the user's lines), or the
@@ -135,37 +157,43 @@ def load_user_module(spec: UserModuleSpec) -> UserModule:
             "Name a subclass of torch.nn.Module, or a function that returns an instance.",
         )
     notes: tuple[str, ...] = ()
-    again = None
+    again, unchecked = None, ""
     if spec.weights:
-        again = _built_again(where, name, made, (positional, keywords), before)
+        if twice:  # before the weights are loaded, because both may share layers
+            arguments = (positional, keywords)
+            again, unchecked = _built_again(where, name, made, module, arguments, before)
         loaded = load_weights(module, spec.weights)
-        notes = (
-            (f"weights read from {Path(spec.weights).name}{loaded.location}",)
-            if loaded.location
-            else ()
-        ) + loaded.notes
-        if again is not None:
-            again = _with_state(again, module)
+        location = f"weights read from {Path(spec.weights).name}{loaded.location}"
+        notes = (*([location] if loaded.location else []), *loaded.notes)
+        if again is not None and (differs := _load_state(again, module)):
+            again, unchecked = None, differs
+    code_file = None
     with contextlib.suppress(TypeError, OSError):
         found = inspect.getsourcefile(made if callable(made) else type(made))
-        return UserModule(module.eval(), spec, name, Path(found) if found else None, notes, again)
-    return UserModule(module.eval(), spec, name, None, notes, again)
+        code_file = Path(found) if found else None
+    return UserModule(module.eval(), spec, name, code_file, notes, again, unchecked)
 
 
 def _built_again(
     where: str,
     name: str,
     made: Any,
+    first: nn.Module,
     arguments: tuple[list[Any], dict[str, Any]],
     before: set[str],
-) -> nn.Module | None:
-    """The module built once more with other random numbers; None if its code does not allow it.
+) -> tuple[nn.Module | None, str]:
+    """The module built once more with other random numbers, and what of it is not new.
 
     The code is imported anew, because it may draw numbers outside the class. If that fails, as where it
     registers something, the class that was imported is called again.
 
     Args:
+        made: the class or function that made the first module, or that module.
+        first: the first module.
         before: the names of the Python modules that were there before the code was imported.
+
+    Returns:
+        The module, and why tensors that the import makes are not new; or None, and why it cannot be built.
     """
     positional, keywords = arguments
     own = {
@@ -173,24 +201,34 @@ def _built_again(
         for key in list(sys.modules)
         if key not in before and is_user_code(getattr(sys.modules[key], "__file__", None) or "<")
     }
+    old = ""
     try:
-        with contextlib.suppress(Exception, SystemExit), seeded(1), on_cpu():
+        with seeded(1), on_cpu():
             made = _attribute(_imported(where), where, name)
+    except (Exception, SystemExit) as error:  # of any kind, from the user's code
+        old = f"its code cannot be imported twice ({described(error)})"
+        if isinstance(made, nn.Module):
+            return None, old
     finally:
         sys.modules.update(own)
-    with contextlib.suppress(Exception, SystemExit), seeded(1), on_cpu():
-        built = made if isinstance(made, nn.Module) else made(*positional, **keywords)
-        return built.eval() if isinstance(built, nn.Module) else None
-    return None
+    try:
+        with seeded(1), on_cpu():
+            built = made if isinstance(made, nn.Module) else made(*positional, **keywords)
+    except (Exception, SystemExit) as error:
+        return None, f"it cannot be created twice ({described(error)})"
+    if not isinstance(built, nn.Module) or built is first:
+        return None, "its code returns the same module each time"
+    return built.eval(), old
 
 
-def _with_state(again: nn.Module, module: nn.Module) -> nn.Module | None:
-    """The second module with the weights of the first; None if its tensors differ."""
+def _load_state(again: nn.Module, module: nn.Module) -> str:
+    """Load the weights of the first module into the second; returns how its tensors differ, if they do."""
     try:
         again.load_state_dict(module.state_dict())
-    except RuntimeError:
-        return None
-    return again
+    except RuntimeError as error:
+        said = " ".join(str(error).split())[:300]
+        return f"it has other tensors when it is created a second time ({said})"
+    return ""
 
 
 def _described(value: Any) -> str:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +19,13 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from capsedge.errors import ArtefactError, CapsedgeError, UsageError
+from capsedge.errors import ArtefactError, CapsedgeError, UnsupportedModelError, UsageError
 from capsedge.exporters.flat_module import Scored, default_fp64, named_outputs
 from capsedge.exporters.repeatability import check_repeatable
 from capsedge.exporters.traced_routing import trace_routing
 from capsedge.models import CapsuleModel, with_iterations
-from capsedge.models.unsaved_tensors import check_saved
 from capsedge.models.user_code import on_cpu
+from capsedge.models.user_module import UserModule, UserModuleSpec, load_user_module
 from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.metadata import ModelMetadata, Provenance, provenance_of, reference_options
 from capsedge.runtime.profiling.worker import Run, Specification, main
@@ -35,6 +37,7 @@ Tensors = Sequence[torch.Tensor]
 
 _ROUNDING = 2.0**-24  # rounding error of FP32
 _DRAWS = 3  # number of random roundings
+_CHECKED = 4  # inputs of a profile that its module is checked on
 
 
 class Reference:
@@ -49,6 +52,8 @@ class Reference:
 
     Attributes:
         module: a copy in FP32 and evaluation mode; the given module is not changed.
+        own: the module of the user's with its weights file, if it was loaded from one.
+        unchecked: notes on what `check_repeatable` could not check.
     """
 
     def __init__(
@@ -65,8 +70,8 @@ class Reference:
         self.module = copy.deepcopy(module).eval().float()
         self.outputs = tuple(outputs)
         self._fp64: nn.Module | None = None
-        self.again: nn.Module | None = None  # built anew with the same weights
-        self.weights = ""
+        self.own: UserModule | None = None
+        self.unchecked: tuple[str, ...] = ()
 
     def run(self, *inputs: NDArray[Any], dtype: torch.dtype = torch.float32) -> Arrays:
         """All outputs of the artefact, by name, as this module computes them.
@@ -108,8 +113,8 @@ class Reference:
         if not isinstance(self.module, CapsuleModel):
             given = [torch.from_numpy(np.ascontiguousarray(each)) for each in inputs]
             check_repeatable(self.module, self._rounded, [given])
-            if self.again is not None:
-                check_saved(self.module, self.again, given, self.weights, self.batch or 0)
+            if self.own is not None:
+                self.unchecked = self.own.check_saved(given, self.batch or 0)
 
     def conditioning(self, *inputs: NDArray[Any]) -> Arrays | None:
         """How far one rounding of all inputs and weights to FP32 moves each pose, the largest of a few draws.
@@ -357,12 +362,10 @@ def load_torch(s: Specification) -> tuple[Run, str]:
     metadata = ModelMetadata.from_properties(structure.metadata)
     names = [output.name for output in structure.graph.outputs]
     if s.module:
-        from capsedge.models.example_inputs import in_order_of
-        from capsedge.models.user_module import UserModuleSpec, load_user_module
-
-        own = load_user_module(UserModuleSpec(**json.loads(s.module))).module
-        own = in_order_of(own, [given.name for given in structure.graph.inputs])
-        reference = Reference(own, expected_of(own, names), metadata=metadata)
+        spec = UserModuleSpec(**json.loads(s.module))
+        own = load_user_module(spec, twice=False)
+        own = own.ordered([given.name for given in structure.graph.inputs])
+        reference = Reference(own.module, expected_of(own.module, names), metadata=metadata)
     else:
         reference = Reference(load_reference(Path(s.checkpoint), metadata), names)
     order = [given.name for given in structure.graph.inputs]
@@ -371,5 +374,34 @@ def load_torch(s: Specification) -> tuple[Run, str]:
     ), f"torch {torch.__version__}, eager"
 
 
+def check_torch(s: Specification) -> None:
+    """Refuse weights that do not hold all tensors of the module.
+
+    A process of its own builds the module twice, so that the times and the memory measured here are of one.
+
+    Raises:
+        CapsedgeError: the module's code fails, or the error names tensors.
+    """
+    if s.module:
+        with ProcessPoolExecutor(1, mp_context=get_context("fork")) as pool:
+            if problem := pool.submit(_unsaved, s).result():
+                raise UnsupportedModelError(*problem)
+
+
+def _unsaved(s: Specification) -> list[str]:
+    """What is wrong with the module, why, and the fix; empty if nothing is."""
+    import torch
+
+    torch.set_num_threads(1)
+    with np.load(s.inputs) as archive:
+        inputs = {name: torch.from_numpy(archive[name][:_CHECKED]) for name in archive.files}
+    try:
+        own = load_user_module(UserModuleSpec(**json.loads(s.module))).ordered(list(inputs))
+        own.check_saved(tuple(inputs.values()))
+    except CapsedgeError as error:
+        return [error.what, " ".join([error.why, *error.details]), error.fix]
+    return []
+
+
 if __name__ == "__main__":
-    main({"torch": load_torch})
+    main({"torch": load_torch}, check_torch)

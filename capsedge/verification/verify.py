@@ -18,6 +18,7 @@ from capsedge import __version__
 from capsedge.datasets import ImageSet
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.graph.random_nodes import refuse_random
+from capsedge.graph.stored_values import refuse_not_finite
 from capsedge.metrics import Decisions, check_above_chance
 from capsedge.models.example_inputs import in_order_of
 from capsedge.models.user_module import UserModule
@@ -143,9 +144,9 @@ def certify(
     """
     data = None if data is None else as_path(data, DATA)
     if session.backend.engine_metadata is None:
-        refuse_random(
-            onnx.load_model_from_string(read_harmless(session.path)[0]), str(session.path)
-        )
+        stored = onnx.load_model_from_string(read_harmless(session.path)[0])
+        refuse_random(stored, str(session.path))
+        refuse_not_finite(stored, str(session.path))
     images = inputs is None and (data is not None or takes_images(session))
     samples, hard = _images(data, session, limit) if images else arrays_for(session, inputs, limit)
     link, module = _reference(reference, session)
@@ -154,9 +155,7 @@ def certify(
     names = expected_of(module, ranks)
     source = Reference(module, names, ranks, session.metadata, session.backend.batches.fixed)
     if isinstance(reference, UserModule):
-        ports = [port.name for port in session.inputs]
-        again = None if reference.again is None else in_order_of(reference.again, ports)
-        source.again, source.weights = again, Path(reference.spec.weights).name
+        source.own = reference.ordered([port.name for port in session.inputs])
     limits = limits.of_outputs(source.outputs)
     runs = _image_runs if images else array_runs
     step = _steps(progress, len(samples) + len(hard))
@@ -174,7 +173,10 @@ def certify(
 
         worst, are_hard = _worst_images(on_samples, on_hard, samples, hard)
         routing_errors = measure_routing_errors(source, session, worst, limits, are_hard).to_dict()
-    warnings = _warnings(session, on_samples.decisions, samples.source)
+    warnings = [
+        *_warnings(session, on_samples.decisions, samples.source),
+        *source.unchecked,
+    ]
     return Certificate(
         chain=(link, *_source_links(session), _artefact_link(session), *_c_link(session)),
         samples={

@@ -10,13 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from click.testing import CliRunner
+from onnx import helper, numpy_helper
 
 torch = pytest.importorskip("torch", reason="modules are PyTorch's")
 
 import capsedge  # noqa: E402
 from capsedge.cli import app  # noqa: E402
+from capsedge.models.user_module import UserModuleSpec, load_user_module  # noqa: E402
+from capsedge.runtime.profiling.worker import Specification  # noqa: E402
+from capsedge.verification.reference import check_torch  # noqa: E402
 from tests.conftest import ROOT  # noqa: E402
 from tests.exporters import own_nets  # noqa: E402
 
@@ -265,3 +270,51 @@ def test_lines_of_the_users_error_stay_lines(user: Path) -> None:
     assert code == 2
     assert "\n" not in error.why
     assert error.details[0] == "second"
+
+
+UNSAVED = """
+import torch
+class Unsaved(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 4)
+        self.W = torch.randn(4, 2)
+    def forward(self, x):
+        return self.layer(x) @ self.W
+"""
+
+
+def test_weights_that_lack_a_tensor_are_refused_by_verify_and_profile(user: Path) -> None:
+    (user / "unsaved.py").write_text(UNSAVED)
+    spec = UserModuleSpec(str(user / "unsaved.py:Unsaved"))
+    net = load_user_module(spec).module
+    torch.save(net.state_dict(), "w.pt")
+    weights = (net.W.T @ net.layer.weight, net.W.T @ net.layer.bias)
+    stored = [
+        numpy_helper.from_array(w.detach().numpy(), n) for w, n in zip(weights, "WB", strict=True)
+    ]
+    ports = [helper.make_tensor_value_info(n, 1, ["N", k]) for n, k in (("x", 3), ("y", 2))]
+    gemm = helper.make_node("Gemm", ["x", "W", "B"], ["y"], transB=1)
+    graph = helper.make_graph([gemm], "net", ports[:1], ports[1:], stored)
+    opset = helper.make_opsetid("", 20)
+    onnx.save(helper.make_model(graph, ir_version=10, opset_imports=[opset]), "net.onnx")
+    code, _, error = run("verify", "net.onnx", "--module", spec.module, "--weights", "w.pt")
+    assert (code, error.details[0][:8]) == (5, "W [4, 2]")
+    np.savez("inputs.npz", x=np.ones((1, 3), np.float32))
+    named = UserModuleSpec(spec.module, "w.pt").to_json()
+    with pytest.raises(capsedge.UnsupportedModelError, match=r"that w\.pt does not hold") as caught:
+        check_torch(Specification("torch", "net.onnx", inputs="inputs.npz", module=named))
+    assert "W [4, 2] (unsaved.py:" in caught.value.why
+
+
+@pytest.mark.thorough
+def test_a_profile_against_weights_that_lack_a_tensor_ends_with_5(user: Path) -> None:
+    (user / "unsaved.py").write_text(UNSAVED)
+    own = str(user / "unsaved.py:Unsaved")
+    net = load_user_module(UserModuleSpec(own)).module
+    torch.save(net.state_dict(), "w.pt")
+    capsedge.export(net, "net.onnx", example=torch.rand(2, 3))
+    given = ("--module", own, "--weights", "w.pt", "--duration", "0.05")
+    code, _, error = run("profile", "net.onnx", "--compare", "torch", *given)
+    assert code == 5, error
+    assert "W [4, 2]" in error.why

@@ -18,7 +18,7 @@ from capsedge.graph import check
 from capsedge.graph.check import checked
 from capsedge.graph.check_steps import Bounds
 from capsedge.graph.check_steps import check as check_here
-from capsedge.graph.finite_weights import refuse_not_finite
+from capsedge.graph.stored_values import refuse_not_finite
 from capsedge.graph.write_shapes import with_shapes
 from capsedge.spec import limits
 from tests.runtime.models import capsule_model

@@ -190,3 +190,29 @@ def test_a_margin_below_the_tolerance_is_no_flip() -> None:
     assert (
         reference_check._decisions(answers, np.ones(4, bool), values=True)["least_margin"] is None
     )
+
+
+class Unsaved(networks.XifengGuo):
+    """An author's code with values that its state dict lacks."""
+
+    def __init__(self) -> None:
+        super().__init__(3)
+        self.offsets = torch.rand(5)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        lengths, picture = super().forward(x)
+        return lengths + self.offsets, picture
+
+
+def test_code_whose_weights_lack_a_tensor_is_refused(few: None, tmp_path: Path) -> None:
+    (tmp_path / "author.py").write_text(
+        "from tests.importers.test_measured import Unsaved\ndef build(): return Unsaved()\n"
+    )
+    with pytest.raises(UnsupportedModelError, match=r"that m\.pt does not hold") as caught:
+        capsedge.import_checkpoint(
+            saved(networks.XifengGuo(3), tmp_path / "m.pt"),
+            options=capsedge.ImportOptions(
+                iterations=3, reference_code=f"{tmp_path / 'author.py'}:build"
+            ),
+        )
+    assert caught.value.details[0].startswith("offsets [5]")

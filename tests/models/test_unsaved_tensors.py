@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +11,12 @@ import pytest
 import torch
 
 from capsedge.errors import UnsupportedModelError
+from capsedge.models.example_inputs import TakesNames
 from capsedge.models.user_module import UserModuleSpec, load_user_module
 
 CODE = """
 import random
+from dataclasses import replace
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -162,3 +165,71 @@ def test_random_numbers_go_on_as_if_no_module_had_been_built(tmp_path: Path) -> 
     seed()
     loaded("Constant", tmp_path).check_saved([torch.rand(2, 3, generator=torch.Generator())])
     assert drawn() == expected
+
+
+ONCE = """
+class Once(Plain):
+    def __init__(self):
+        if hasattr(torch, "_made_by_test"):
+            raise RuntimeError("there is one already")
+        torch._made_by_test = True
+        super().__init__()
+"""
+GROWING = """
+import itertools
+COUNT = itertools.count()
+class Growing(Plain):
+    def set_up(self):
+        super().set_up()
+        torch._made_by_test = size = getattr(torch, "_made_by_test", 0) + 1
+        self.extra = nn.Linear(size, 1)
+"""
+IMPORTED_ONCE = """
+if hasattr(torch, "_made_by_test"):
+    raise ImportError("imported already")
+torch._made_by_test = True
+instance = Global()
+"""
+UNCHECKED = {
+    "Once": (
+        ONCE,
+        "it cannot be created twice (RuntimeError: there is one already; net_of_test.py:",
+    ),
+    "Growing": (GROWING, "it has other tensors when it is created a second time ("),
+    "Global": (IMPORTED_ONCE, "its code cannot be imported twice (ImportError: imported already; "),
+    "instance": (
+        IMPORTED_ONCE,
+        "its code cannot be imported twice (ImportError: imported already; ",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNCHECKED)
+def test_what_cannot_be_built_twice_is_noted(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more, why = UNCHECKED[name]
+    code = tmp_path / "net_of_test.py"
+    code.write_text(CODE + more)
+    monkeypatch.setattr(torch, "_made_by_test", True, raising=False)  # so that it is removed
+    monkeypatch.delattr(torch, "_made_by_test")
+    made = load_user_module(UserModuleSpec(f"{code}:{name}"))
+    torch.save(made.module.state_dict(), tmp_path / "w.pt")
+    del torch._made_by_test  # type: ignore[attr-defined]
+    own = load_user_module(UserModuleSpec(f"{code}:{name}", str(tmp_path / "w.pt")))
+    (note,) = own.check_saved([torch.rand(2, 3)])
+    assert note.startswith(f"not checked whether w.pt holds all tensors: {why}"), note
+
+
+def test_a_module_that_takes_no_batch_is_noted(tmp_path: Path) -> None:
+    (note,) = loaded("Plain", tmp_path).check_saved([torch.rand(2, 5)])
+    assert "it takes none of the batches that were tried (RuntimeError: mat1 and mat2" in note
+
+
+def test_inputs_by_name_keep_the_names_of_attributes(tmp_path: Path) -> None:
+    own = loaded("Plain", tmp_path)
+    with pytest.raises(UnsupportedModelError) as caught:
+        replace(own, module=TakesNames(own.module, ["x"], keywords=True)).check_saved(
+            [torch.rand(2, 3)]
+        )
+    assert caught.value.details[0].startswith("W [4, 2]")

@@ -129,10 +129,18 @@ def test_a_file_that_draws_is_refused_with_the_node(dynamic, tmp_path) -> None:
 
 
 def test_nan_fails(dynamic, tmp_path) -> None:
-    wrong = _scaled_weight(dynamic.onnx(), tmp_path / "n.onnx", "model.classes.weight", math.nan)
+    wrong = _scaled_weight(dynamic.onnx(), tmp_path / "n.onnx", "model.classes.weight", 1e37)
     certificate = capsedge.verify(dynamic.checkpoint, wrong, capsedge.VerifyOptions(limit=4))
     assert any("NaN or infinite" in f for f in certificate.failures)
     json.dumps(certificate.to_dict(), allow_nan=False)
+
+
+def test_nan_weights_are_named(dynamic, tmp_path) -> None:
+    wrong = _scaled_weight(dynamic.onnx(), tmp_path / "n.onnx", "model.classes.weight", math.nan)
+    with pytest.raises(
+        ArtefactError, match=r"model\.classes\.weight \[.*: 46080 of 46080, the first"
+    ):
+        capsedge.verify(dynamic.checkpoint, wrong, capsedge.VerifyOptions(limit=4))
 
 
 def test_other_checkpoint_is_refused(families) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from capsedge.errors import EnvironmentProblem
+from capsedge.errors import EnvironmentProblem, UnsupportedModelError
 from capsedge.runtime.backends.backend import Feeds
 from capsedge.runtime.files.writing import temporary_folder
 from capsedge.runtime.profiling.worker import Limits, Specification, ops_argument
@@ -76,7 +76,7 @@ class Worker:
             self._timer.start()
         try:
             self.first = self._read()
-            self.cold_start = time.perf_counter() - start
+            self.cold_start = time.perf_counter() - start - self.first["checked_s"]
             self._names = self._read()["answered"] if specification.output else []
         except BaseException:
             self.close()
@@ -126,7 +126,8 @@ class Worker:
                 continue
             if isinstance(message, dict):
                 if "error" in message:
-                    raise EnvironmentProblem(*message["error"])
+                    kind = UnsupportedModelError if message["unsupported"] else EnvironmentProblem
+                    raise kind(*message["error"])
                 return message
         self._errors.seek(0)
         last = self._errors.read().strip().splitlines()[-1:]

@@ -163,13 +163,16 @@ def device_memory() -> int | None:
     return sum(used) * 2**20 if used else None
 
 
-def serve(load: Loader, specification: Specification) -> None:
+def serve(load: Loader, specification: Specification, checked: float = 0.0) -> None:
     """Load, run once, then time as many runs as the driver requests, until it closes the pipe.
 
     The first line out reports the times of importing and loading and of the first inference, and the memory
     after each. With ``answer``, the second names the outputs, whose values are in the file by their number.
     Then, for each line in (``{"warmup": s, "duration": s, "iterations": n}``), a line reports the times of
     those runs.
+
+    Args:
+        checked: seconds of a check before, which the driver does not count.
     """
     with np.load(specification.inputs) as archive:
         feeds = {name: archive[name] for name in archive.files}
@@ -188,6 +191,7 @@ def serve(load: Loader, specification: Specification) -> None:
             "version": version,
             "load_s": loaded_at - start,
             "first_s": first,
+            "checked_s": checked,
             "before_bytes": before,
             "loaded_bytes": loaded,
         }
@@ -410,13 +414,24 @@ LOADERS: dict[str, Loader] = {
 }
 
 
-def main(loaders: Mapping[str, Loader] = LOADERS) -> None:
-    """Serve the specification given as the first argument; errors go out as the first line."""
+def main(
+    loaders: Mapping[str, Loader] = LOADERS,
+    check: Callable[[Specification], None] = lambda _: None,
+) -> None:
+    """Serve the specification given as the first argument; errors go out as the first line.
+
+    Args:
+        check: called before anything is measured.
+    """
     specification = Specification(**json.loads(sys.argv[1]))
     try:
-        serve(loaders[specification.peer], specification)
+        start = time.perf_counter()
+        check(specification)
+        checked = time.perf_counter() - start
+        serve(loaders[specification.peer], specification, checked)
     except Exception as error:
-        _send({"error": _parts(error, specification)})
+        unsupported = type(error).__name__ == "UnsupportedModelError"
+        _send({"error": _parts(error, specification), "unsupported": unsupported})
 
 
 def _parts(error: Exception, s: Specification) -> list[str]:
