@@ -232,6 +232,11 @@ def bounds(low: float | None, high: float | None) -> str:
     return f"at least {shown(low)}" if low is not None else f"at most {shown(high)}"
 
 
+def telling(high: float | None) -> float | None:
+    """An upper bound that a reader of the help wants to know; None for those that only the machine sets."""
+    return None if high is None or high >= LARGEST_COUNT else high
+
+
 def shown(number: Any) -> str:
     """A number in an error: a whole one with all digits, unless they are too many to read."""
     if isinstance(number, int) and abs(number) < 10**20:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from capsedge.cli._verbs import FIRST_COMMANDS
+from capsedge.options import shown, telling
 
 if TYPE_CHECKING:
     from capsedge.cli._commands import Command, Group
@@ -165,13 +166,14 @@ def _explained_parameter(parameter: Any) -> str:
     if getattr(parameter, "multiple", False):
         notes.append("repeatable")
     low, high = (getattr(parameter.type, name, None) for name in ("low", "high"))
+    high = telling(high)
     if words := _unmentioned(parameter):
         notes.append(", ".join(words))
     if low is not None or high is not None:
         notes.append(
-            ("" if low is None else f"{low:g} <= ")
+            ("" if low is None else f"{shown(low)} <= ")
             + _KINDS[parameter.type.name]
-            + ("" if high is None else f" <= {high:g}")
+            + ("" if high is None else f" <= {shown(high)}")
         )
     if preset := shown_default(parameter):
         notes.append(f"default: {preset}")

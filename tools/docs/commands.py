@@ -10,6 +10,7 @@ import click
 
 from capsedge.cli import app
 from capsedge.cli._help import shown_default
+from capsedge.options import shown, telling
 
 
 def markdown() -> str:
@@ -58,13 +59,13 @@ def _value(parameter: Any) -> str:
         words = ", ".join(f"`{word}`" for word in parameter.type.choices)
         return f"{words}{', several' if parameter.multiple else ''}"
     name = str(parameter.type.name)
-    low, high = parameter.type.low, parameter.type.high
+    low, high = parameter.type.low, telling(parameter.type.high)
     if low is not None and high is not None:
-        name += f", {low:g} to {high:g}"
+        name += f", {shown(low)} to {shown(high)}"
     elif low is not None:
-        name += f" ≥ {low:g}"
+        name += f" ≥ {shown(low)}"
     elif high is not None:
-        name += f" ≤ {high:g}"
+        name += f" ≤ {shown(high)}"
     return f"{name}{', repeatable' if parameter.multiple else ''}"
 
 
