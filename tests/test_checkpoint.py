@@ -190,3 +190,21 @@ def test_torch_files_of_many_kinds(tmp_path: Path) -> None:
         tmp_path / "h.pt",
     )
     assert load_checkpoint(tmp_path / "h.pt").state_dict()[name].dtype == torch.float32
+
+
+@pytest.mark.parametrize("ending", ["safetensors", "pt"])
+def test_weights_that_are_not_finite_are_named(ending: str, tmp_path: Path) -> None:
+    model = build("digits-dynamic")
+    name = next(k for k, v in model.named_parameters() if v.dim() == 1)
+    dict(model.named_parameters())[name].data[1:3] = torch.tensor([torch.inf, torch.nan])
+    path = tmp_path / f"m.{ending}"
+    if ending == "pt":
+        torch.save({"config": model.config.to_dict(), "state_dict": model.state_dict()}, path)
+    else:
+        save_checkpoint(model, path)
+    with pytest.raises(ArtefactError, match=r"are not finite") as caught:
+        load_checkpoint(path)
+    (line,) = caught.value.details
+    assert line.startswith(f"{name} [")
+    assert ": 2 of " in line
+    assert line.endswith("the first is inf at [1]")
