@@ -19,6 +19,7 @@ from capsedge.cli._options import batch_sizes
 from capsedge.errors import UsageError
 from capsedge.options import Declared, Options, bounds, declared, number, whole
 from capsedge.runtime.backends.backend import parse_device
+from capsedge.serving.served_models import _as_number
 from tools.docs.commands import verbs
 
 PUBLIC = [getattr(capsedge, name) for name in capsedge.__all__ if name.endswith("Options")]
@@ -195,3 +196,7 @@ def test_any_text_is_a_number_of_ascii_or_refused(text: str) -> None:
             continue
         assert text.strip().isascii()
         assert math.isfinite(found)
+
+
+def test_versions_of_a_model_are_numbers_of_ascii() -> None:
+    assert [_as_number(version)[0] for version in ("12", "٣", "²", "v1")] == [12, -1, -1, -1]

@@ -242,7 +242,7 @@ def _name_of_keras_3(content: Hdf5, parts: list[str]) -> str:
     stored = sum(f"{group}/{k}" in content.arrays for k in range(len(known) + 1))
     bias = bool(known) and known[-1] == "bias"
     whole = stored in ((len(known), len(known) - 1) if bias else (len(known),))
-    index = int(parts[-1]) if parts[-1].isdigit() else len(known)
+    index = int(parts[-1]) if re.fullmatch("[0-9]{1,4}", parts[-1]) else len(known)
     weight = known[index] if whole and index < len(known) else parts[-1]
     return "/".join((*layers, weight))
 

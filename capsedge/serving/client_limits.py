@@ -262,7 +262,7 @@ class Guard:
                 "or use gRPC.",
             )
         length = headers.get(b"content-length", b"0")
-        self._check_body(int(length) if length.isdigit() else 0)
+        self._check_body(int(length[:20]) if length.isdigit() else 0)
         self._check_model(scope["path"])
 
     def _check_body(self, size: int) -> None:

@@ -214,4 +214,4 @@ class Serving:
 
 
 def _as_number(version: str) -> tuple[int, str]:
-    return int(version) if version.isdecimal() else -1, version
+    return int(version) if version.isascii() and version.isdecimal() else -1, version
