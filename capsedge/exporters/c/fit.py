@@ -12,7 +12,15 @@ from capsedge.errors import UsageError
 from capsedge.exporters.c.source import Library, layers
 from capsedge.runtime.files.text import format_bytes, printable
 
-CODE_BYTES = 16 << 10  # upper limit for the compiled code, in the flash that `--fit` compares
+CODE_BYTES = 8 << 10  # of helpers and small steps, in the upper limit for the compiled code
+STEP_BYTES = 1 << 10  # of a step that calls a kernel, which the compiler may copy there
+
+
+def code_bound(library: Library) -> int:
+    """Upper limit for the code of ``run`` by gcc -O2, and labels; grows with the layers and the batch."""
+    steps = sum("caps_" in step.code for step in library.run.program.steps)
+    labels = sum(len(label.encode()) + 1 + 8 for label in library.labels)  # texts and pointers
+    return CODE_BYTES + STEP_BYTES * steps + labels
 
 
 def needs(library: Library) -> dict[str, dict[str, int]]:
@@ -21,7 +29,7 @@ def needs(library: Library) -> dict[str, dict[str, int]]:
     The build files of the folder let the linker leave out what is not called (`folder`).
     """
     return {
-        "flash": {"constants": library.run_bytes, "code at most": CODE_BYTES},
+        "flash": {"constants": library.run_bytes, "code at most": code_bound(library)},
         "ram": {
             "arena": library.arena,
             "input": 4 * int(np.prod(library.input_shape)),
