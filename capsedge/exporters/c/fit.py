@@ -89,6 +89,8 @@ def check_fit(library: Library, fit: Mapping[str, int], source: Path) -> None:
     quantized = any(array.dtype == np.int8 for array in library.constants.arrays.values())
     # It makes weights and feature maps four times smaller, so it helps with both kinds of memory.
     help_with = [] if quantized else ["quantize it to INT8 (`capsedge quantize`)"]
+    if library.input_shape[0] > 1:
+        help_with.insert(0, "build it for one image a call (`--batch 1`)")
     if "flash" in over:
         most = max(table, key=lambda row: row["constant_bytes"])
         lines.append(

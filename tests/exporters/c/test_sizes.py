@@ -11,6 +11,7 @@ import pytest
 from capsedge.errors import UsageError
 from capsedge.exporters.c.write_c import write_c
 from tests.conftest import ROOT
+from tests.exporters.c.test_folder import tiny
 
 MODELS = ("digits-dynamic", "digits-em", "digits-attention", "digits-overlap", "photos")
 OTHER_DATA = 4096  # names, tables of the kernels, what the C library adds
@@ -95,3 +96,12 @@ def test_int8_is_suggested_where_only_ram_is_over(tmp_path: Path) -> None:
         write_c(zoo("digits-em"), tmp_path / "a", fit={"flash": 10 << 20, "ram": 10 << 10})
     assert "flash" not in refused.value.why.partition(";")[0]
     assert "capsedge quantize" in refused.value.fix
+
+
+def test_one_image_a_call_is_suggested_where_there_are_more(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as refused:
+        write_c(tiny(tmp_path), tmp_path / "a", batch=4, fit={"ram": 16})
+    assert refused.value.fix.startswith("Build it for one image a call (`--batch 1`)")
+    one = write_c(tiny(tmp_path), tmp_path / "b").description["memory"]
+    four = write_c(tiny(tmp_path), tmp_path / "c", batch=4).description["memory"]
+    assert four["input_bytes"] == 4 * one["input_bytes"]
