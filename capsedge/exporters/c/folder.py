@@ -419,7 +419,7 @@ def _zephyr_cmake(lib: Library) -> str:
     return f"""if(CONFIG_CAPSEDGE_{lib.upper})
   zephyr_library_named({lib.name})
   zephyr_library_sources(${{CMAKE_CURRENT_LIST_DIR}}/../{lib.name}.c)
-  zephyr_library_compile_options(-O2 -ffp-contract=off)
+  zephyr_library_compile_options(-O2 -ffp-contract=off -ffunction-sections -fdata-sections)
   zephyr_include_directories(${{CMAKE_CURRENT_LIST_DIR}}/..)
 endif()
 """

@@ -105,3 +105,12 @@ def test_one_image_a_call_is_suggested_where_there_are_more(tmp_path: Path) -> N
     one = write_c(tiny(tmp_path), tmp_path / "b").description["memory"]
     four = write_c(tiny(tmp_path), tmp_path / "c", batch=4).description["memory"]
     assert four["input_bytes"] == 4 * one["input_bytes"]
+
+
+def test_build_files_put_every_function_in_a_section(tmp_path: Path) -> None:
+    folder = write_c(tiny(tmp_path), tmp_path / "net").path
+    for file in ("CMakeLists.txt", "library.json", "README.md", "zephyr/CMakeLists.txt"):
+        text = (folder / file).read_text()
+        assert "-ffunction-sections" in text, file
+        assert "-fdata-sections" in text, file
+        assert "--gc-sections" in text or file.startswith("zephyr"), file  # Zephyr links so
