@@ -9,7 +9,7 @@ have one.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -166,8 +166,15 @@ class Decisions:
         """Share of the images with the same decision; ties count as agreement."""
         return 1.0 - len(self.flips) / self.images if self.images else 1.0
 
-    def to_dict(self) -> dict[str, Any]:
-        """JSON values only; flips by margin, the largest first."""
+    def to_dict(
+        self, names: Sequence[str] = (), class_name: Callable[[int], str] = str
+    ) -> dict[str, Any]:
+        """JSON values only; flips by margin, the largest first.
+
+        Args:
+            names: names of the images; empty if they have none.
+            class_name: the name of a class.
+        """
         flips = sorted(self.flips, key=lambda f: -f.margin)
         document: dict[str, Any] = {
             "kind": "label set" if self.multi_label else "top-1",
@@ -177,8 +184,11 @@ class Decisions:
             "flips_by_margin": [
                 {
                     "image": f.image,
+                    **({"name": names[f.image]} if names else {}),
                     "reference": list(f.reference),
+                    "reference_classes": [class_name(j) for j in f.reference],
                     "artefact": list(f.artefact),
+                    "artefact_classes": [class_name(j) for j in f.artefact],
                     "margin": f.margin if math.isfinite(f.margin) else None,
                 }
                 for f in flips[:LISTED_FLIPS]

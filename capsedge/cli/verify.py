@@ -172,7 +172,8 @@ def _show(certificate: Certificate, saved: Path | None) -> None:
     if document["chain"][-1]["kind"] == "cascade":
         _output.say("The cascade is compared with its large network's reference, by decisions.")
     samples = document["samples"]
-    split = f", {samples['split']} split" if samples.get("split") else ""
+    # Of images that training held out, the source says so.
+    split = f", {samples['split']} split" if samples["split"] and not samples["share"] else ""
     for title, part in (
         (f"Samples: {samples['images']} ({samples['source']}{split})", "samples"),
         (f"Hard cases: {len(document['hard_cases']['names'])}", "hard_cases"),
@@ -258,12 +259,9 @@ def _show_part(title: str, part: dict[str, Any]) -> None:
     rows.append(("flips", f"{d['flips']}" + (f" (and {d['ties']} ties)" if d["ties"] else "")))
     for flip in d["flips_by_margin"][:LISTED]:
         margin = "-" if flip["margin"] is None else f"{flip['margin']:.3g}"
-        rows.append(
-            (
-                f"  image {flip['image']}",
-                f"{flip['reference']} -> {flip['artefact']}, margin {margin}",
-            )
-        )
+        before, after = (_classes(flip, side) for side in ("reference", "artefact"))
+        image = flip.get("name", f"image {flip['image']}")
+        rows.append((f"  {image}", f"{before} -> {after}, margin {margin}"))
     if "pose_angle_max_degrees" in d:
         rows.append(("angle between poses, max", f"{d['pose_angle_max_degrees']:.2e} degrees"))
         rows.append(("length error, max", f"{d['length_error_max']:.2e}"))
@@ -271,6 +269,12 @@ def _show_part(title: str, part: dict[str, Any]) -> None:
         rows.append(("accuracy of the reference", f"{100 * d['accuracy_reference']:.2f} %"))
         rows.append(("accuracy of the artefact", f"{100 * d['accuracy_artefact']:.2f} %"))
     print_table("Decisions", ("", ""), rows)
+
+
+def _classes(flip: dict[str, Any], side: str) -> str:
+    """The classes of a decision, such as `cat (3), dog (5)`; without names, their numbers."""
+    pairs = zip(flip[side], flip[f"{side}_classes"], strict=True)
+    return ", ".join(n if n == str(j) else f"{n} ({j})" for j, n in pairs) or "no class"
 
 
 def _show_routing_errors(errors: dict[str, Any]) -> None:

@@ -153,7 +153,7 @@ def read_prepared(files: Sequence[Path], prep: Preprocessing) -> NDArray[np.floa
 
 def read_classes(
     folder: Path, prep: Preprocessing, count: int | None, names: Sequence[str] = ()
-) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+) -> tuple[NDArray[np.uint8], NDArray[np.int64], tuple[str, ...]]:
     """Read one sub-folder per class, in alphabetical order.
 
     Args:
@@ -162,7 +162,8 @@ def read_classes(
         names: names of the classes; those of the sub-folders by default.
 
     Returns:
-        Pixels ``[N, H, W, C]`` and classes ``[N]``; empty if there are no such sub-folders.
+        Pixels ``[N, H, W, C]``, classes ``[N]``, and the files' paths in the folder; empty if there are no
+        such sub-folders.
 
     Raises:
         UsageError: images cannot be read, there is a sub-folder of another name, or their total size is too
@@ -185,7 +186,8 @@ def read_classes(
     if count is not None and count < len(found):
         found = [found[k * len(found) // count] for k in range(count)]
     images = read_pixels([file for file, _ in found], prep)
-    return images, np.array([label for _, label in found], np.int64)
+    paths = tuple(file.relative_to(folder).as_posix() for file, _ in found)
+    return images, np.array([label for _, label in found], np.int64), paths
 
 
 def read_pixels(files: Sequence[Path], prep: Preprocessing) -> NDArray[np.uint8]:

@@ -31,7 +31,7 @@ class ImageSet:
             ``[N, C, H, W]``, or arrays ``[N, ...]`` of any shape for a file from another tool.
         labels: their classes ``[N]``; None if not known.
         preprocessing: how pixels become a model's input; None if they are prepared, or without a model.
-        names: file names of single images; empty for other sources.
+        names: file names of single images, or their paths in a folder of classes; empty for other sources.
         split: the split of a data set: ``train``, ``test`` or ``validation``; empty for a source that is not
             divided.
         whole: whether these are all images of the source.

@@ -158,10 +158,10 @@ def read_split(
         if part is not None:
             return part
     inside, of = classes_of(source, split)
-    pixels, labels = read_classes(inside, prep, limit, class_names(source))
+    pixels, labels, files = read_classes(inside, prep, limit, class_names(source))
     if len(pixels) == 0:
         raise _no_classes(source, inside, split)
-    return ImageSet(source.name, pixels, labels, split=of, whole=limit is None)
+    return ImageSet(source.name, pixels, labels, names=files, split=of, whole=limit is None)
 
 
 def _by_rule(
@@ -169,8 +169,8 @@ def _by_rule(
 ) -> ImageSet | None:
     """The part of a folder that a model's training held out, or kept; None if it is another folder."""
     inside, _ = classes_of(source, "train")
-    pixels, labels = read_classes(inside, prep, None, class_names(source))
-    images = ImageSet(source.name, pixels, labels)
+    pixels, labels, files = read_classes(inside, prep, None, class_names(source))
+    images = ImageSet(source.name, pixels, labels, names=files)
     if not rule.covers(images.checksums):
         return None
     part = divided(images, rule)[split]

@@ -182,11 +182,13 @@ class _Pruning:
         images = read(data, self.parent, limit, self.options.seed)
         self.warnings += images.warnings
         recipe = self._recipe()
+        evaluator = Evaluator(self.parent, images.held_out)
+        self.warnings += evaluator.check_parent()  # before anything is written
         work = with_suffix_appended(self.output, WORK)
         stated = asdict(replace(self.options, resume=False))
         settings = [sha256(self.checkpoint), stated, asdict(recipe)]
         open_work(work, json.dumps(settings, sort_keys=True), self.options.resume)
-        best, rounds = self._rounds(images, recipe, work)
+        best, rounds = self._rounds(images, evaluator, recipe, work)
         test = read_test(data, self.parent, limit, images)
         judged = images.held_out if test is None else test
         outcome = Evaluator(self.parent, judged).outcome(best)
@@ -220,12 +222,10 @@ class _Pruning:
         return replace(known, learning_rate=rate, fast=self.options.fast, seed=self.options.seed)
 
     def _rounds(
-        self, images: PruningImages, recipe: Recipe, work: Path
+        self, images: PruningImages, evaluator: Evaluator, recipe: Recipe, work: Path
     ) -> tuple[CapsuleModel, list[Round]]:
         """The smallest network that keeps its accuracy on the held-out images, or the requested one."""
         best, rounds = self.smaller, list[Round]()
-        evaluator = Evaluator(self.parent, images.held_out)
-        self.warnings += evaluator.check_parent()
         goals = list(self._goals())
         for number, goal in enumerate(goals, 1):
             last = number == len(goals) or self.options.target_speedup is None

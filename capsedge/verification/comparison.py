@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -216,10 +216,13 @@ class Comparison:
                 self.session.roles.estimates(expected), self.session.roles.estimates(artefact)
             )
 
-    def to_dict(self) -> dict[str, Any]:
-        """JSON values only."""
+    def to_dict(self, names: Sequence[str] = ()) -> dict[str, Any]:
+        """JSON values only; ``names`` are those of the images."""
+        decisions = self.decisions
         return {
             "outputs": [m.to_dict() for m in self.outputs.values()],
-            "decisions": None if self.decisions is None else self.decisions.to_dict(),
+            "decisions": None
+            if decisions is None
+            else decisions.to_dict(names, self.session.class_name),
             **({} if self.regression is None else {"estimates": self.regression.to_dict()}),
         }

@@ -218,7 +218,7 @@ def _averaged_failures(
         members=tuple(certificates),
         averaged=ensemble.score_kind or "values",
         images=len(averaged),
-        decisions=None if decisions is None else decisions.to_dict(),
+        decisions=None if decisions is None else decisions.to_dict(class_name=ensemble.class_name),
         estimates=None if errors is None else errors.to_dict(),
         alone=tuple(alone),
         limits={"min_agreement": least, "max_drop_points": max(drops) if drops else None},

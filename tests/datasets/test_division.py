@@ -99,6 +99,7 @@ def test_readers_take_the_part_of_a_folder(tmp_path: Path) -> None:
         found = read_split(folder, split, PREP, rule=rule)
         assert found.split == split
         assert len(found) == len(wanted[split])
+        assert [int(name.split("/")[0]) for name in found.names] == found.classes.tolist()
         assert replace(found, preprocessing=PREP).occurs_in(wanted[split]).all()
     held = read_images(folder, PREP, "test", limit=3, rule=rule)
     assert len(held) == 3

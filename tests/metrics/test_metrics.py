@@ -146,6 +146,13 @@ def test_flips_by_margin() -> None:
     document = decisions.to_dict()
     assert document["agreement"] == pytest.approx(1 / 3)
     assert [f["image"] for f in document["flips_by_margin"]] == [0, 1]
+    first, _ = decisions.to_dict(["a/1.png", "b/2.png", "b/3.png"], "xyz".__getitem__)[
+        "flips_by_margin"
+    ]
+    assert first["name"] == "a/1.png"
+    assert (first["reference"], first["reference_classes"]) == ([0], ["x"])
+    assert (first["artefact"], first["artefact_classes"]) == ([1], ["y"])
+    assert "name" not in document["flips_by_margin"][0]
     assert [f["margin"] for f in document["flips_by_margin"]] == pytest.approx([0.8, 0.01])
     assert document["accuracy_reference"] == pytest.approx(2 / 3)
     assert document["accuracy_artefact"] == pytest.approx(2 / 3)

@@ -286,7 +286,7 @@ def test_readers_of_folders_take_all_of_them(tmp_path: Path) -> None:
         assert is_image(f"x{suffix}")
     count = len(headers.SUFFIXES)
     assert len(folder_images(tmp_path)) == len(images_of(tmp_path)) == count
-    images, classes = read_classes(tmp_path, Preprocessing(13, 9, 3), None)
+    images, classes, _ = read_classes(tmp_path, Preprocessing(13, 9, 3), None)
     assert images.shape == (count, 13, 9, 3)
     assert classes.shape == (count,)
 
