@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 
-from capsedge.cli import _memory
-
 
 def main() -> None:
     """Run the command; a signal while it loads also ends it without a traceback."""
@@ -15,6 +13,10 @@ def main() -> None:
         # An exception during an import is not always passed on, and there is nothing to clean up yet.
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, lambda number, _: os._exit(128 + number))
+        from capsedge.cli import _memory
+    except KeyboardInterrupt:
+        os._exit(130)
+    try:
         from capsedge.cli import main as command
 
         command()

@@ -8,9 +8,8 @@ from __future__ import annotations
 import errno
 import os
 
-LEAST = (
-    256 << 20
-)  # bytes with which numpy cannot be imported; its library ends the process without a word
+# Bytes with which numpy cannot be imported; its library ends the process without a word.
+LEAST = 256 << 20
 _LOW = 4 << 30  # bytes beyond which a failure has another cause
 
 

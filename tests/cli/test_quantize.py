@@ -205,7 +205,7 @@ def test_bad_input(place: Path, tmp_path: Path) -> None:
         ((model, "--calib-data", data, "--precision", "int2"), 2, "Invalid --precision int2"),
         ((model, "--calib-data", data, "--method", "median"), 2, "one of: minmax"),
         ((model, "--calib-data", data, "--target", "npu"), 2, "Invalid --target npu"),
-        ((model, "--calib-data", data, "--max-drop", "-1"), 2, "at least 0"),
+        ((model, "--calib-data", data, "--max-drop", "-1"), 2, "from 0 to 100"),
         (
             (model, "--calib-data", data, "--picture", tmp_path / "p.png"),
             2,

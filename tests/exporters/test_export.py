@@ -235,7 +235,7 @@ class _Branches(nn.Module):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"iterations": 0}, UsageError, "at least 1"),
+        ({"iterations": 0}, UsageError, "from 1 to 100"),
         ({"opset": 17}, UsageError, "opset 17"),
         ({"ops": "fast"}, UsageError, "auto, fused, portable"),
         ({"batch": 0}, UsageError, "batch 0"),

@@ -330,7 +330,7 @@ def test_threads_share_a_few_contexts(make: Any, model: Path, gpu: Any) -> None:
         assert all(pool.map(work, range(16)))
     assert 1 <= fake.RECORDED["contexts"] <= 2
     assert gpu.fake_count(2) <= 2
-    with pytest.raises(UsageError, match="contexts is 0"):
+    with pytest.raises(UsageError, match="contexts 0"):
         capsedge.load(path, capsedge.RuntimeOptions(contexts=0))
     with pytest.raises(UsageError, match="Only TensorRT engines have contexts"):
         capsedge.load(model, capsedge.RuntimeOptions(contexts=2))

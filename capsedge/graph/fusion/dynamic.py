@@ -49,6 +49,7 @@ from capsedge.graph.fusion.per_image import (
 from capsedge.graph.fusion.values import Array, Values
 
 _ENDS = 24  # maximum number of tensors after the last softmax tried as the result
+_EPSILON = 1e-2  # larger numbers are no epsilon of a squash
 _KEPT = 12  # maximum number of hypotheses kept for the second stage
 _TINY, _LARGE = 3e-3, 2.0
 _SCALES = (1.0, 0.1, 0.01)  # scales of tiny votes; with large parents, even small votes agree
@@ -256,14 +257,17 @@ def _sums(
     some = sampled_positions(roles.sizes)
     u = u[some]
     wanted = [(end, layout, layout.read(constants[end])[some]) for end, layout in ranked]
-    shapes = [("B", "p"), ("E", "p"), ("H", "p"), ("B", "element"), ("B", "j")]
+    axes = [("B", "p"), ("E", "p"), ("H", "p"), ("B", "element"), ("B", "j")]
     if kind.group > 1:
-        shapes = [*shapes[:3], ("B", "group"), ("E", "group"), ("H", "group")]
+        axes = [*axes[:3], ("B", "group"), ("E", "group"), ("H", "group")]
+    shapes = [(form, axis, 0.0) for form, axis in axes]
+    # An epsilon that FP16 can hold outweighs tiny votes; one of FP32 is fitted in the last stage.
+    shapes += [(form, "p", e) for e in _scalars(numbers) if 1e-5 < e <= _EPSILON for form in "BAF"]
     for prior, bias in itertools.product(
         _priors(numbers, n, j, i, kind.group), _biases(numbers, j, p, kind.group)
     ):
-        for form, axis in shapes:
-            one = replace(kind, form=form, axis=axis, prior=prior, bias=bias)
+        for form, axis, epsilon in shapes:
+            one = replace(kind, form=form, axis=axis, epsilon=epsilon, prior=prior, bias=bias)
             v = one(u)
             for end, layout, value in wanted:
                 error = difference(v, value)
@@ -285,6 +289,13 @@ def _priors(numbers: Mapping[str, Array], n: int, j: int, i: int, group: int) ->
             yield stored
             if stored.min() > 0:
                 yield np.log(stored)
+
+
+def _scalars(numbers: Mapping[str, Array]) -> list[float]:
+    """The numbers among the constants, each once, the smallest first."""
+    return sorted(
+        {float(v.reshape(-1)[0]) for v in numbers.values() if v.size and _is_one_number(v)}
+    )
 
 
 def _is_one_number(value: Array) -> bool:
@@ -312,8 +323,7 @@ def _second_stage(
     count: int,
     repeated: bool,
 ) -> _Guess:
-    scalars = {float(v.reshape(-1)[0]) for v in numbers.values() if v.size and _is_one_number(v)}
-    scalars = {s for s in scalars if 1e-3 < abs(s) < 1e3}
+    scalars = {s for s in _scalars(numbers) if 1e-3 < abs(s) < 1e3}
     scalars |= {1 / s for s in scalars}  # temperatures divide the logits before the softmax
     best: list[_Guess] = []
     for guess, mean in itertools.product(first, (False, True)):
@@ -352,8 +362,7 @@ def _epsilon(
     function: object, guess: _Guess, numbers: Mapping[str, Array], shape: tuple[int, ...]
 ) -> Dynamic:
     assert callable(function)
-    scalars = {float(v.reshape(-1)[0]) for v in numbers.values() if v.size and _is_one_number(v)}
-    epsilons = [0.0, *sorted(s for s in scalars if 0 < s <= 1e-2)]
+    epsilons = [0.0, *(s for s in _scalars(numbers) if 0 < s <= _EPSILON)]
     # If a bias hides the epsilon, prefer one from the file over none.
     forms = [*((f, s) for f in "BAF" for s in epsilons if s), ("B", 0.0)]
     if guess.kind.form != "B":

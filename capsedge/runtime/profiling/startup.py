@@ -126,7 +126,9 @@ class Worker:
                 continue
             if isinstance(message, dict):
                 if "error" in message:
-                    kind = UnsupportedModelError if message["unsupported"] else EnvironmentProblem
+                    kind = (
+                        UnsupportedModelError if message.get("unsupported") else EnvironmentProblem
+                    )
                     raise kind(*message["error"])
                 return message
         self._errors.seek(0)

@@ -77,6 +77,23 @@ class ParentsFirst(Writing):
         return torch.squeeze(out, dim=-2).norm(dim=-1)
 
 
+class HalfEpsilon(Writing):
+    """[J,I,Pout,Pin], with an epsilon under the root that FP16 can hold."""
+
+    def make(self) -> None:
+        self.w = self.weight(PARENTS, CHILDREN, SIZE_OUT, SIZE_IN)
+
+    def route(self, u: Tensor) -> Tensor:
+        votes = torch.squeeze(torch.matmul(self.w, u[:, None, :, :, None]), dim=-1)
+        b = torch.zeros(u.size(0), PARENTS, CHILDREN)
+        for i in range(3):
+            s = (F.softmax(b, dim=1)[..., None] * votes).sum(dim=-2)
+            out = squash_rooted(s, epsilon=1e-3)
+            if i < 2:
+                b = b + torch.sum(out[:, :, None] * votes, dim=-1)
+        return out.norm(dim=-1)
+
+
 class Batched(Writing):
     """[1,J,I,Pout,Pin], loop over matmul with the couplings, four iterations."""
 

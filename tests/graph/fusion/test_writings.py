@@ -31,6 +31,7 @@ FEATURES = torch.randn(3, D.CHILDREN, D.SIZE_IN, generator=torch.Generator().man
 # What was read off, as far as it tells writings apart.
 DYNAMIC = {
     D.ParentsFirst: {"iterations": "3", "epsilon": "1e-08"},
+    D.HalfEpsilon: {"iterations": "3", "epsilon": "0.001"},
     D.Batched: {"iterations": "4", "epsilon": "1e-08"},
     D.LearnedPrior: {"iterations": "3", "epsilon": "0", "prior": "of the file"},
     D.InputsFirst: {"iterations": "3", "epsilon": "0"},
