@@ -95,8 +95,8 @@ def test_a_target_is_reached_and_every_step_works_on_the_result(
     assert report.outcome is not None
     assert report.images == {
         "fine_tuning": 264, "held_out": 24, "evaluation": 64,
-        "searched_on": f"{data.name}, 24 of 288 training images, held out from fine-tuning",
-        "evaluated_on": f"{data.name}, test split",
+        "searched_on": "train.npz, 24 of 288 training images, held out from fine-tuning",
+        "evaluated_on": "test.npz, test split",
     }  # fmt: skip
     model = load_checkpoint(small)
     assert multiply_adds(model.config) == report.after.multiply_adds
