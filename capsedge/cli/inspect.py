@@ -382,6 +382,8 @@ def _model(meta: ModelMetadata) -> list[tuple[str, str]]:
         facts.append(("input image", f"{size_of_image}, {p.resize}, {scaling}"))
     if meta.typical_input is not None:
         facts += meta.typical_input.facts()
+    if meta.training_split is not None:
+        facts.append(("held out", meta.training_split.summary))
     if meta.cascade is not None:
         facts += meta.cascade.facts()
     facts += [(f"parity {key}", _flat(value)) for key, value in meta.parity.items()]

@@ -55,6 +55,19 @@ class TrainingSplit:
         """JSON values."""
         return asdict(self)
 
+    @property
+    def summary(self) -> str:
+        """How much was held out, in words: ``9 % to 15 % of each class for testing, 10 % for validation``."""
+        parts, before = [], [0] * (len(self.test) // _KEY)
+        for purpose, text in (("testing", self.test), ("validation", self.validation)):
+            ends = [int(text[at : at + _KEY], 16) for at in range(0, len(text), _KEY)]
+            shares = [100 * max(0, e - b) / 2**32 for e, b in zip(ends, before, strict=True)]
+            low, high = min(shares, default=0), max(shares, default=0)
+            share = f"{low:.0f} %" if round(low) == round(high) else f"{low:.0f} % to {high:.0f} %"
+            parts.append(f"{share} of each class for {purpose}")
+            before = ends
+        return f"{', '.join(parts)} (seed {self.seed})"
+
     def covers(self, checksums: Iterable[bytes]) -> bool:
         """Whether these are the checksums of the data set that was divided."""
         known = {self.sample[at : at + _MARK] for at in range(0, len(self.sample), _MARK)}

@@ -141,3 +141,11 @@ def test_a_rule_is_checked(change: dict[str, Any]) -> None:
     properties["capsedge.training_split"] = json.dumps(RULE.to_dict() | change)
     with pytest.raises(ArtefactError):
         ModelMetadata.from_properties(properties)
+
+
+def test_the_rule_in_words() -> None:
+    rule = TrainingSplit(7, "19999999" + "26666666", "33333333" + "40000000", "")
+    assert rule.summary == (
+        "10 % to 15 % of each class for testing, 10 % of each class for validation (seed 7)"
+    )
+    assert TrainingSplit(0, "", "", "").summary.startswith("0 % of each class for testing")

@@ -29,7 +29,8 @@ static int print_values(capsedge_session* session, const capsedge_result* result
 
 /* " 7, length 0.9576, pose 0.0125 -0.3312 ...", labels after the first after a semicolon. */
 static void print_label(const capsedge_result* result, const capsedge_label* label, int first) {
-  printf("%s %s, %s %.4f", first ? "" : ";", label->name, result->score_kind, label->score);
+  const char* const marked = result->atypical != NULL ? " (nothing to see)" : "";
+  printf("%s %s%s, %s %.4f", first ? "" : ";", label->name, marked, result->score_kind, label->score);
   for (int p = 0; p < result->pose_size && p < 4; ++p) printf("%s %.4f", p ? "" : ", pose", label->pose[p]);
   if (result->pose_size > 4) printf(" ...");
 }
@@ -39,12 +40,12 @@ static int print_result(capsedge_session* session, capsedge_prediction* predicti
   capsedge_result result = CAPSEDGE_RESULT_INIT;
   const int refused = failed(capsedge_prediction_result(prediction, index, &result));
   if (refused != 0) return refused;
-  if (result.atypical != NULL) {
-    printf("%s: nothing to see: %s\n", path, result.atypical);
-    return 0;
-  }
+  if (result.atypical != NULL) fprintf(stderr, "%s: nothing to see: %s\n", path, result.atypical);
   printf("%s:", path);
-  if (result.value_count > 0) return print_values(session, &result);
+  if (result.value_count > 0) {
+    if (result.atypical != NULL) printf(" (nothing to see)");
+    return print_values(session, &result);
+  }
   for (size_t k = 0; k < result.label_count; ++k) print_label(&result, &result.labels[k], k == 0);
   printf(result.label_count == 0 ? " -\n" : "\n");
   return 0;

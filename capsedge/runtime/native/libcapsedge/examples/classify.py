@@ -110,10 +110,10 @@ def main() -> None:
         result = Result(size=ctypes.sizeof(Result))
         call("capsedge_prediction_result", prediction, ctypes.c_size_t(0), ctypes.byref(result))
         if result.atypical:
-            print(f"{path}: nothing to see: {result.atypical.decode()}")
-            continue
+            print(f"{path}: nothing to see: {result.atypical.decode()}", file=sys.stderr)
+        marked = " (nothing to see)" if result.atypical else ""
         for label in result.labels[: result.label_count]:
-            print(f"{path}: {label.name.decode()}, {label.score:.4f}")
+            print(f"{path}: {label.name.decode()}{marked}, {label.score:.4f}")
     call("capsedge_prediction_close", prediction)
     call("capsedge_close", session)
 

@@ -110,13 +110,11 @@ void serve(const capsedge::Session& session, capsedge::Prediction& prediction, i
       return;
     }
     const capsedge::ImageResult answer = prediction[0];
-    if (answer.atypical) {
-      if (!reply(connection, std::string("nothing to see: ") + answer.atypical + "\n")) return;
-      continue;
-    }
     char score[64];
-    std::snprintf(score, sizeof score, " %.4f\n", answer.labels.empty() ? 0.0 : answer.labels[0].score);
-    if (!reply(connection, (answer.labels.empty() ? "-" : answer.labels[0].name) + std::string(score))) return;
+    std::snprintf(score, sizeof score, " %.4f", answer.labels.empty() ? 0.0 : answer.labels[0].score);
+    std::string line = (answer.labels.empty() ? "-" : answer.labels[0].name) + std::string(score);
+    if (answer.atypical) line += std::string(", nothing to see: ") + answer.atypical;
+    if (!reply(connection, line + "\n")) return;
   }
 }
 
