@@ -32,6 +32,8 @@ OTHERS = (
     ":root{",
     "cmake",
     "linked with",
+    "linker's",
+    "-Wl,",
 )  # texts with options of these
 
 

@@ -262,7 +262,14 @@ def _divided(
     def apart(images: ImageSet, other: ImageSet, are: str) -> ImageSet:
         kept = images.without(other)
         if left_out := len(images) - len(kept):
-            log(f"{left_out} {images.split} images are left out: they are also {are} images")
+            which = (
+                f"1 {images.split} image is"
+                if left_out == 1
+                else f"{left_out} {images.split} images are"
+            )
+            log(
+                f"{which} left out: {'it is' if left_out == 1 else 'they are'} also among the {are} images"
+            )
         return kept
 
     given = None

@@ -229,7 +229,9 @@ def test_a_run(tmp_path: Path) -> None:
     assert "no validation images: 2 training images are held out" in text
     assert "22 training images, 2 validation images, 3 test images" in text
     assert f"test accuracy of epoch 1, which is kept: {done.test_accuracy:.4f} (3 images)" in text
-    assert "4 test images are left out: they are also training images" in text
+    # Of the four that are in both folders, one was drawn for validation.
+    assert "3 test images are left out: they are also among the training images" in text
+    assert "1 test image is left out: it is also among the validation images" in text
     assert "2 classes (a dog, cat); grey, resized to 28x28 (--size)" in text
     assert "batches of 2: there are 22 training images" in text
     assert "right, by class:" in text
@@ -256,8 +258,8 @@ def test_validation_images_of_a_folder_choose_and_do_not_test(tmp_path: Path) ->
     options = capsedge.TrainOptions(model="digits-em", epochs=1, batch=4, average=0)
     done = capsedge.train(data, tmp_path / "run", options, log=said.append)
     text = "\n".join(said)
-    assert "2 validation images are left out: they are also training images" in text
-    assert "2 test images are left out: they are also validation images" in text
+    assert "2 validation images are left out: they are also among the training images" in text
+    assert "2 test images are left out: they are also among the validation images" in text
     assert "16 training images, 4 validation images, 4 test images" in text
     assert done.test_images == 4
     few = pictures(tmp_path / "few", {"a": 2, "b": 2})
