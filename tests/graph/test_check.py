@@ -304,6 +304,7 @@ def test_an_output_without_a_shape_is_no_fault() -> None:
 # --- The process ---
 
 
+@pytest.mark.thorough
 def test_memory_of_the_process_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """onnx computes all values of a Range to look for sizes among them: 80 bytes for each."""
     monkeypatch.setattr(limits, "CHECK_MEMORY", 1 << 26)

@@ -178,6 +178,7 @@ def test_outputs_in_no_folder(tmp_path: Path) -> None:
         assert (found is None) == role.creates, parameter
 
 
+@pytest.mark.thorough
 def test_outputs_that_are_inputs(tmp_path: Path) -> None:
     """Each file that an output makes, against each input, by every other name."""
     accepted = []
