@@ -53,21 +53,15 @@ def memory_rows(name: str, memory: Mapping[str, int]) -> list[tuple[str, str]]:
     """
     constants, arena = memory["constant_bytes"], memory["arena_bytes"]
     rows = [("constants", f"{format_bytes(constants)} (flash)")]
-    if memory.get("decoder_bytes"):
+    if memory["decoder_bytes"]:
         more = format_bytes(memory["decoder_bytes"])
         rows.append(("decoder", f"{more} more where {printable(name)}_reconstruct is called"))
     rows.append(("arena", f"{format_bytes(arena)} (RAM)"))
-    if {"code_bound", "input_bytes", "output_bytes"} <= memory.keys():
-        code, caller = memory["code_bound"], memory["input_bytes"] + memory["output_bytes"]
-        flash, ram = format_bytes(constants + code), format_bytes(arena + caller)
-        rows.append(
-            (
-                "in all",
-                f"{flash} of flash with at most {format_bytes(code)} of code; "
-                f"{ram} of RAM with {format_bytes(caller)} of input and outputs",
-            )
-        )
-    return rows
+    code, caller = memory["code_bound"], memory["input_bytes"] + memory["output_bytes"]
+    flash, ram = format_bytes(constants + code), format_bytes(arena + caller)
+    text = f"{flash} of flash with at most {format_bytes(code)} of code; "
+    text += f"{ram} of RAM with {format_bytes(caller)} of input and outputs"
+    return [*rows, ("in all", text)]
 
 
 def check_fit(library: Library, fit: Mapping[str, int], source: Path) -> None:

@@ -150,6 +150,12 @@ class LayerRow:
     live_bytes: int
 
 
+# What a description says of memory, as bytes.
+_MEMORY = (
+    "arena_bytes", "constant_bytes", "decoder_bytes", "code_bound", "input_bytes", "output_bytes",
+)  # fmt: skip
+
+
 class Report(NamedTuple):
     """The contents of a folder's ``NAME.json``.
 
@@ -178,7 +184,7 @@ def read_report(folder: Path) -> Report:
         decode(list[int], decode(dict[str, Any], found.get("input"), "input").get("shape"), "shape")
         decode(dict[str, Any], found.get("source"), "source")
         memory = decode(dict[str, int], found.get("memory"), "memory")
-        for name in ("constant_bytes", "arena_bytes"):
+        for name in _MEMORY:
             decode(int, memory.get(name), name)
         layers = decode(list[LayerRow], found.get("layers"), "layers")
         measured = decode(list[Measured], found.get("measured", []), "measured")
