@@ -359,9 +359,8 @@ def _explained(error: click.UsageError, ctx: click.Context) -> UsageError:
     if isinstance(error, click.NoSuchOption):
         known = [name for p in ctx.command.get_params(ctx) for name in (*p.opts, *p.secondary_opts)]
         if not error.option_name.startswith("--h"):
-            known.remove(
-                "--help"
-            )  # it resembles many short options, and the last line names it anyway
+            # It resembles many short options, and the last line names it anyway.
+            known.remove("--help")
         return UsageError(
             f"{ctx.command_path} has no option {error.option_name}.",
             _close(error.option_name, known),
