@@ -351,6 +351,7 @@ def _compare(model: onnx.ModelProto, name: str, bounds: Bounds, stored: set[str]
     stored = stored | {t.name for t in graph.initializer}
     constant, total, fixed = set(stored), 0, 0
     sizes = _sizes(graph, name)
+    weights = sum(sizes.get(value, 0) for value in stored)
     nodes = {o: node for node in graph.node for o in node.output}
     for value, size in sizes.items():
         if size > bounds.values and value not in stored:
@@ -363,9 +364,10 @@ def _compare(model: onnx.ModelProto, name: str, bounds: Bounds, stored: set[str]
         for inner in _graphs_in(node):
             part = onnx.shape_inference.infer_shapes(_alone(model, inner), data_prop=True)
             _compare(part, name, bounds, stored)
+    arranged = bounds.values + limits.CONSTANT_STEPS * weights
     for found, most, what in (
-        (total, bounds.total, "Its nodes compute"),
-        (fixed, bounds.values, "Nodes that do not depend on its inputs compute"),
+        (total - fixed, bounds.total, "Its nodes compute"),
+        (fixed, arranged, "Nodes that do not depend on its inputs compute"),
     ):
         if found > most:
             raise UnsupportedModelError(

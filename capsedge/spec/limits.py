@@ -178,9 +178,16 @@ COMPUTED_VALUES = _limit(
     "COMPUTED_VALUES",
     2**28,
     "numbers that one node of an ONNX file computes for one image, and that all nodes which depend on no "
-    "input compute, where the file is optimized, quantized or built",
+    "input compute, in addition to `CONSTANT_STEPS` for each weight, where the file is optimized, quantized "
+    "or built",
 )
-COMPUTED_SUM = _limit("COMPUTED_SUM", 2**31, "numbers that all its nodes compute for one image")
+# The bodies of capsule operators cast, scale and rearrange their weights in up to nine nodes.
+CONSTANT_STEPS = _limit(
+    "CONSTANT_STEPS", 16, "numbers that nodes which depend on no input compute for each weight"
+)
+COMPUTED_SUM = _limit(
+    "COMPUTED_SUM", 2**31, "numbers that all nodes which depend on an input compute for one image"
+)
 C_VALUES = _limit(
     "C_VALUES", 2**26, "`COMPUTED_VALUES` for a whole batch, with `build --target c` or `wasm`"
 )

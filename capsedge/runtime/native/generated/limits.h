@@ -57,6 +57,7 @@ constexpr int64_t kLiveValues = 1024;
 constexpr int64_t kValueElements = 9'223'372'036'854'775'807;
 constexpr int64_t kDimensions = 64;
 constexpr int64_t kComputedValues = 268'435'456;
+constexpr int64_t kConstantSteps = 16;
 constexpr int64_t kComputedSum = 2'147'483'648;
 constexpr int64_t kCValues = 67'108'864;
 constexpr int64_t kCSum = 268'435'456;

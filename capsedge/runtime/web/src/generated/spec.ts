@@ -93,6 +93,7 @@ export const CONVOLUTION_PRODUCTS = 65_000;
 export const LIVE_VALUES = 1024;
 export const DIMENSIONS = 64;
 export const COMPUTED_VALUES = 268_435_456;
+export const CONSTANT_STEPS = 16;
 export const COMPUTED_SUM = 2_147_483_648;
 export const C_VALUES = 67_108_864;
 export const C_SUM = 268_435_456;
