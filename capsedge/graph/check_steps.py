@@ -351,7 +351,8 @@ def _compare(model: onnx.ModelProto, name: str, bounds: Bounds, stored: set[str]
     stored = stored | {t.name for t in graph.initializer}
     constant, total, fixed = set(stored), 0, 0
     sizes = _sizes(graph, name)
-    weights = sum(sizes.get(value, 0) for value in stored)
+    weights = sum(math.prod(t.dims) for t in graph.initializer)
+    weights += sum(sizes.get(value, 0) for value in stored)  # those that became inputs
     nodes = {o: node for node in graph.node for o in node.output}
     for value, size in sizes.items():
         if size > bounds.values and value not in stored:
