@@ -80,7 +80,9 @@ def unavailable() -> str:
 
 @lru_cache(maxsize=1)
 def version() -> str:
-    """The version of nvcc, as in "nvcc 13.0.88"."""
+    """The version of nvcc, as in "nvcc 13.0.88"; empty without it."""
+    if nvcc() is None:
+        return ""
     said = subprocess.run([str(nvcc()), "--version"], capture_output=True, text=True).stdout
     found = re.search(r"\bV([\d.]+)", said)
     return f"nvcc {found[1] if found else '?'}"
