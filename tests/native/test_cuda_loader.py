@@ -141,6 +141,9 @@ def test_no_cuda_runtime(load: Loader) -> None:
     named = load.folder / "none.so"
     found = load(load.file, cudart="none.so")
     assert found == [f"{named} of CAPSEDGE_CUDART is not a CUDA runtime library", "0"]
+
+
+def test_no_cuda_runtime_in_the_usual_places(load: Loader) -> None:
     found = load(load.file, CAPSEDGE_CUDART="")
     if found[0] != "no CUDA runtime library (libcudart.so.13 or .12) was found":
         pytest.skip("this machine has a CUDA runtime in a usual place")
