@@ -103,7 +103,7 @@ def _run(*words: str) -> str:
 
 
 @contextmanager
-def _once(target: Path) -> Any:
+def once(target: Path) -> Any:
     """Yield a folder to fill, or None if the target exists; processes wait for each other."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with target.with_suffix(".lock").open("w") as lock:
@@ -125,7 +125,7 @@ def cudart(*flags: str) -> Path:
         flags: additional flags for the host compiler, such as those of gcov.
     """
     target = BUILD / f"cudart-{_digest(NATIVE.iterdir(), HOST, *flags)}"
-    with _once(target) as made:
+    with once(target) as made:
         if made:
             _run(
                 str(nvcc()), "-std=c++17", "-cudart", "none", "-shared", "-Xcompiler", HOST, *flags,
@@ -160,7 +160,7 @@ def built(architecture: int, *, kernels: Path = KERNELS, flags: str = "") -> Bui
     """
     files = [file for file in kernels.iterdir() if file.suffix in (".cu", ".h")]
     target = BUILD / f"sm{architecture}-{_digest(files, str(architecture), flags)}"
-    with _once(target) as made:
+    with once(target) as made:
         if made:
             _compile(architecture, files, made, flags)
     return Built(target, target / "libcapsedge_cuda.so", cudart())
