@@ -1,6 +1,8 @@
 // The kernels of the CUDA provider: each run only queues work on the provider's stream, with scratch memory from its
 // arena, so that a CUDA graph can capture it.
 #include <array>
+#include <mutex>
+#include <string>
 
 #include "checked_attributes.h"
 #include "cuda_abi.h"
@@ -10,6 +12,24 @@
 namespace capsedge::ort {
 
 namespace {
+
+// Never destroyed, because sessions may outlive the library's own statics.
+struct KernelsFile {
+  std::mutex mutex;
+  std::string path;
+};
+KernelsFile& kernels_file() {
+  static KernelsFile& file = *new KernelsFile;
+  return file;
+}
+
+void load_kernels() {
+  KernelsFile& file = kernels_file();
+  const std::lock_guard<std::mutex> lock(file.mutex);
+  char error[1024] = "";
+  if (capsedge_cuda_load(file.path.c_str(), error, sizeof error))
+    throw Error(std::string("capsedge cannot use the CUDA kernels: ") + error);
+}
 
 struct ReleaseOrtAllocator {
   const OrtApi* api;
@@ -58,6 +78,7 @@ class Scratch {
 OrtStatus* create(const OrtCustomOp* op, const OrtApi* api, const OrtKernelInfo* info, void** kernel) {
   return guarded(api, [&] {
     const OperatorSpec& spec = *self(op).spec;
+    load_kernels();
     const NodeAttributes source(api, info);
     const Attributes attributes(spec, source);
     const CheckedAttributes checked(attributes);
@@ -94,6 +115,15 @@ OrtStatus* compute(void* raw, OrtKernelContext* context) {
 }
 
 }  // namespace
+
+void set_cuda_kernels(const std::string& path) {
+  KernelsFile& file = kernels_file();
+  const std::lock_guard<std::mutex> lock(file.mutex);
+  if (file.path.empty()) file.path = path;
+  if (file.path != path)
+    throw Error("capsedge: this process uses the CUDA kernels in " + file.path + ", and cannot use those in " + path +
+                " as well: start a new one");
+}
 
 CustomOp cuda_operator(const OrtApi* api, const OperatorSpec& spec, size_t number, ONNXTensorElementDataType floating) {
   CustomOp op = describe(api, spec, number, floating);

@@ -8,7 +8,11 @@ namespace capsedge::ort {
 // For the CPU provider.
 CustomOp cpu_operator(const OrtApi* api, const OperatorSpec& spec, size_t number, ONNXTensorElementDataType floating);
 
-// For the CUDA provider. The CUDA kernels must be loaded before a session runs it.
+// The file of the CUDA kernels' code, one for the process. It is loaded with the first node, when the provider has loaded
+// the CUDA runtime that both then use. Throws Error for another file than before.
+void set_cuda_kernels(const std::string& path);
+
+// For the CUDA provider.
 CustomOp cuda_operator(const OrtApi* api, const OperatorSpec& spec, size_t number, ONNXTensorElementDataType floating);
 
 }  // namespace capsedge::ort

@@ -144,8 +144,7 @@ OrtCustomOpDomain* domain_for(const OrtApi* api, const OrtSessionOptions* option
   if (!wanted) return registry.cpu_domain(families_of(api, options));
   const std::optional<std::string> kernels = option(api, options, kCudaKernelsKey);
   if (!kernels) throw Error(std::string("capsedge: ") + kCudaOperatorsKey + " without " + kCudaKernelsKey + ", the file of the kernels");
-  char error[512] = "";
-  if (capsedge_cuda_load(kernels->c_str(), error, sizeof error)) throw Error(error);
+  set_cuda_kernels(*kernels);
   return registry.cuda_domain(cuda_names(*wanted));
 }
 
