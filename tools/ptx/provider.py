@@ -1,8 +1,8 @@
 """ONNX Runtime's own CUDA provider without a GPU, on the libcudart that executes PTX.
 
-The provider of the package ``onnxruntime-gpu`` is unmodified; `install` puts it in ``build/provider``, apart from
-the environment's own ONNX Runtime. Beside libcudart it needs other libraries of CUDA: `stubs` makes them, without
-any mathematics. So it starts, and runs nodes whose kernels the PTX has; its own kernels have none here.
+The provider of the package ``onnxruntime-gpu`` is unmodified; `install` puts it in ``build/provider``, apart
+from the environment's own ONNX Runtime. Beside libcudart it needs other libraries of CUDA: `stubs` makes
+them, without any mathematics. So it starts, and runs nodes whose kernels the PTX has; its own have none here.
 
     python -m tools.ptx.provider        # install the package, make the stubs
 """
@@ -10,6 +10,7 @@ any mathematics. So it starts, and runs nodes whose kernels the PTX has; its own
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 import re
 import shutil
@@ -31,6 +32,15 @@ _STUBBED = {
     "libcurand.so.10": r"curand",
     "libcuda.so.1": r"cu[A-Z]",
 }
+# The driver's version is what a variable says, such as 12080.
+DRIVER = "CAPSEDGE_PTX_DRIVER"
+_DRIVER = f"""
+#include <stdlib.h>
+int cuDriverGetVersion(int* to) {{
+  const char* named = getenv("{DRIVER}");
+  return *to = named ? atoi(named) : 13000, 0;
+}}
+"""
 _HANDLES = ("cublasCreate_v2", "cublasLtCreate")
 _HARMLESS = re.compile("Destroy|SetStream|MathMode")
 
@@ -65,8 +75,9 @@ def install() -> None:
 
 
 def stubs() -> Path:
-    """The folder of the libraries beside libcudart that the provider links, made once per version."""
-    target = FOLDER / f"stubs-{VERSION}"
+    """The folder of the libraries beside libcudart that the provider links, made once."""
+    own = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
+    target = FOLDER / f"stubs-{VERSION}-{own}"
     with build.once(target) as made:
         if made:
             names = _wanted_functions()
@@ -93,23 +104,22 @@ def _stub(target: Path, functions: list[str]) -> None:
     }  # fmt: skip
     source, versions = target.with_suffix(".c"), target.with_suffix(".map")
     lines = [f"int {name}(void** to) {{ {body} }}\n" for name, body in bodies.items()]
-    source.write_text("".join(lines) or "int nothing;\n")
+    source.write_text(
+        "".join(lines) + (_DRIVER if target.name == "libcuda.so.1" else "int nothing;\n")
+    )
     versions.write_text(f"{target.name} {{ global: *; }};\n")
     # Of these libraries, only cuBLAS has versions of symbols.
-    tagged = (
-        [f"-Wl,--version-script={versions}"] if target.name.startswith("libcublas") else []
-    )
-    subprocess.run(
-        ["gcc", "-shared", "-fPIC", "-w", str(source), f"-Wl,-soname,{target.name}", *tagged, "-o", str(target)],
-        check=True,
-    )  # fmt: skip
+    tagged = [f"-Wl,--version-script={versions}"] if target.name.startswith("libcublas") else []
+    named = f"-Wl,-soname,{target.name}"
+    words = ["-shared", "-fPIC", "-w", str(source), named, *tagged, "-o", str(target)]
+    subprocess.run(["gcc", *words], check=True)
 
 
 def use(architecture: int = 90) -> build.Executor:
     """Make this process use the provider; call it before anything imports ``onnxruntime`` or loads CUDA.
 
     Raises:
-        EnvironmentProblem: the process has imported another ONNX Runtime, or the compiler refuses the kernels.
+        EnvironmentProblem: the process has imported another ONNX Runtime, or the kernels do not compile.
     """
     if "onnxruntime" in sys.modules:
         raise EnvironmentProblem(

@@ -35,7 +35,7 @@ def table() -> str:
         f"constexpr size_t kMaxInstances = {MAX_INSTANCES};  // names of an operator that have kernels\n"
         "// Session option that the operator library reads: how many names of each operator have kernels.\n"
         f'constexpr char kInstancesKey[] = "{INSTANCES_KEY}";\n'
-        "// Session options by which it has kernels for CUDA instead: their names, and the file of the GPU's code.\n"
+        "// Session options by which it has CUDA kernels instead: for which names, and the file of code.\n"
         f'constexpr char kCudaOperatorsKey[] = "{CUDA_OPERATORS_KEY}";\n'
         f'constexpr char kCudaKernelsKey[] = "{CUDA_KERNELS_KEY}";\n\n'
         f"enum class OperatorId {{\n{_joined(f'  k{name},' for name in OPERATORS)}}};\n"

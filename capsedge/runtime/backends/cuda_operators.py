@@ -1,14 +1,15 @@
 """Capsule operators as CUDA kernels of ONNX Runtime's CUDA provider: which nodes of a file have them.
 
-A name that is registered (`DynamicRouting_2`) never runs as its function body, whatever its shapes. So a name is
-chosen from the file, before ONNX Runtime loads it, and only if every node of that name fits the kernels. Which nodes
-do is known to the operator library, which needs no GPU for that (``onnxruntime/cuda_takes.h``).
+A name that is registered (`DynamicRouting_2`) never runs as its function body, whatever its shapes. So a name
+is chosen from the file, before ONNX Runtime loads it, and only if every node of that name fits the kernels.
+Which nodes do is known to the operator library, which needs no GPU for that (``onnxruntime/cuda_takes.h``).
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from capsedge.errors import (
     UnsupportedModelError,
     UsageError,
 )
-from capsedge.runtime.backends.cuda import driver_version
+from capsedge.runtime.backends.cuda import driver_version, load_cuda
 from capsedge.runtime.backends.native_library import (
     check_nodes,
     find_library,
@@ -27,7 +28,7 @@ from capsedge.runtime.backends.native_library import (
     no_library,
 )
 from capsedge.runtime.backends.onnxruntime_session import CUDA as CUDA_PROVIDER
-from capsedge.runtime.backends.onnxruntime_session import SessionSettings
+from capsedge.runtime.backends.onnxruntime_session import NoKernelsHere, SessionSettings
 from capsedge.runtime.cuda_kernels import find_cuda_kernels
 from capsedge.runtime.onnx_file.structure import Graph, Node, Structure, Value, structure_of
 from capsedge.runtime.onnx_file.summary import OnnxSummary
@@ -53,10 +54,6 @@ class CudaOperators:
     kernels: Path
     library: Path
     others: str = ""
-
-
-class NoKernelsHere(EnvironmentProblem):
-    """A part that the kernels need is not installed, or too old: function bodies run without it."""
 
 
 def find_parts() -> tuple[Path, Path]:
@@ -90,12 +87,12 @@ def find_parts() -> tuple[Path, Path]:
 
 
 def with_operators(
-    settings: SessionSettings, path: Path, data: bytes, summary: OnnxSummary, ops: str
+    bare: SessionSettings, path: Path, data: bytes, summary: OnnxSummary, ops: str
 ) -> tuple[SessionSettings, bool]:
-    """How a file runs, with what the operator library runs of it; and whether it leaves capsule operators out.
+    """How a file runs, with what the operator library runs of it; and whether capsule operators are left out.
 
     Args:
-        settings: threads, provider and GPU.
+        bare: threads, provider and GPU.
         path: the file's name in errors.
         data: its content.
         ops: as for `capsedge.load`.
@@ -104,10 +101,10 @@ def with_operators(
         UsageError, EnvironmentProblem: as `library_for` and `choose`.
         UnsupportedModelError, ArtefactError: as `choose`.
     """
-    if settings.gpu is None:
+    if bare.gpu is None:
         library = library_for(path, summary, ops)
-        return replace(settings, library=library, nodes=tuple(summary.capsedge_types)), False
-    if settings.provider != CUDA_PROVIDER:
+        return replace(bare, library=library, nodes=tuple(summary.capsedge_types)), False
+    if bare.provider != CUDA_PROVIDER:
         if ops == "fused":
             raise UsageError(
                 "ops is 'fused' with ONNX Runtime's TensorRT provider.",
@@ -117,10 +114,8 @@ def with_operators(
         ops = "portable"
     chosen = choose(path, data, summary, ops)
     if chosen is None:
-        return settings, False
-    made = replace(
-        settings, library=chosen.library, nodes=chosen.names, kernels=chosen.kernels
-    )
+        return bare, False
+    made = replace(bare, library=chosen.library, nodes=chosen.names, kernels=chosen.kernels)
     return made, bool(chosen.others)
 
 
@@ -182,6 +177,35 @@ def _check_bodies(
     )
 
 
+def load_problem(library: Path, kernels: Path) -> str:
+    """Why the kernels do not load on this machine's GPU; empty if they do.
+
+    Raises:
+        EnvironmentProblem: the operator library does not load.
+    """
+    with suppress(EnvironmentProblem):
+        load_cuda()  # so that the library finds a CUDA runtime that only a Python package has
+    load, text = _function(library, "capsedge_cuda_load"), ctypes.create_string_buffer(1024)
+    refused = load(str(kernels).encode(), text, ctypes.c_size_t(len(text)))
+    return text.value.decode(errors="replace") if refused else ""
+
+
+def _function(library: Path, name: str) -> Any:
+    """A function of the operator library.
+
+    Raises:
+        EnvironmentProblem: it does not load, or lacks the function.
+    """
+    try:
+        return getattr(ctypes.CDLL(str(library)), name)
+    except (OSError, AttributeError) as error:
+        raise EnvironmentProblem(
+            f"The operator library {library} does not load, or is of another version.",
+            f"{error}.",
+            "Reinstall capsedge, or run without the library: `--ops portable` (ops='portable').",
+        ) from error
+
+
 # --- Which nodes fit ---
 
 
@@ -240,14 +264,7 @@ class _Takes:
     """The operator library's ``capsedge_cuda_takes``."""
 
     def __init__(self, library: Path) -> None:
-        try:
-            self._call = ctypes.CDLL(str(library)).capsedge_cuda_takes
-        except (OSError, AttributeError) as error:
-            raise EnvironmentProblem(
-                f"The operator library {library} does not load, or is of another version.",
-                f"{error}.",
-                "Reinstall capsedge, or run without the library: `--ops portable` (ops='portable').",
-            ) from error
+        self._call = _function(library, "capsedge_cuda_takes")
 
     def refuses(self, node: Node, known: Mapping[str, Value]) -> str:
         """Why the kernels do not take a node; empty if they do."""

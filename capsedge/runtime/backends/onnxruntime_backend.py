@@ -38,6 +38,7 @@ from capsedge.runtime.backends.onnxruntime_session import (
     HOW_TO_GET,
     OLDEST_VERSION,
     OVERLOADS_SINCE,
+    NoKernelsHere,
     SessionSettings,
     cannot_load,
     first_line,
@@ -221,12 +222,20 @@ class OnnxRuntimeBackend:
         summary = onnx_file.summarize(data, str(path))
         onnx_file.check_harmless(summary, str(path))
         metadata = ModelMetadata.from_properties(summary.metadata)
-        settings = SessionSettings(options.threads, provider=provider, gpu=gpu)
-        settings, others = with_operators(settings, path, data, summary, ops)
-        check_overloads(path, summary, settings.nodes if settings.library else ())
+        bare = SessionSettings(options.threads, provider=provider, gpu=gpu)
         stated = read_inputs_property(summary.metadata)
-        mixed = summary.expanded_routing or others
-        return cls(data, path, settings, metadata, mixed, stated)
+
+        def opened(ops: str) -> OnnxRuntimeBackend:
+            settings, others = with_operators(bare, path, data, summary, ops)
+            check_overloads(path, summary, settings.nodes if settings.library else ())
+            return cls(data, path, settings, metadata, summary.expanded_routing or others, stated)
+
+        try:
+            return opened(ops)
+        except NoKernelsHere:  # only a session that uses the provider's CUDA can tell
+            if ops == "fused":
+                raise
+            return opened("portable")
 
     def open_part(self, content: bytes) -> OnnxRuntimeBackend:
         """A part of the file, opened with the same options."""

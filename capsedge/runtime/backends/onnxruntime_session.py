@@ -13,7 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from capsedge.errors import ArtefactError, EnvironmentProblem, UnsupportedModelError, UsageError
+from capsedge.errors import (
+    ArtefactError,
+    CapsedgeError,
+    EnvironmentProblem,
+    UnsupportedModelError,
+    UsageError,
+)
 from capsedge.runtime.machine import saturates_products_of_bytes
 from capsedge.spec import limits
 from capsedge.spec.operators import (
@@ -282,8 +288,37 @@ def first_line(error: BaseException, limit: int = 300) -> str:
     return line if len(line) <= limit else line[: limit - 3] + "..."
 
 
-def cannot_load(ort: Any, path: Path, error: Exception) -> ArtefactError:
+class NoKernelsHere(EnvironmentProblem):
+    """What the CUDA kernels need is not installed, or is too old: function bodies run without it."""
+
+
+# How the operator library says that it cannot load the kernels, and reasons for which nothing is broken: the
+# driver, or the CUDA runtime that ONNX Runtime uses, is older than what the kernels' code needs.
+_REFUSED_KERNELS = re.compile(r"capsedge cannot use the CUDA kernels: ([^\n]*)")
+_OLD = re.compile(r"driver is too old|the driver's is|or newer is needed")
+
+
+def kernels_problem(why: str) -> EnvironmentProblem:
+    """The error for CUDA kernels that are installed and cannot be loaded, by the library's reason."""
+    if _OLD.search(why):
+        return NoKernelsHere(
+            "The CUDA kernels of capsedge do not run here.",
+            f"{why}.",
+            "Install NVIDIA driver 580 or later, then "
+            "`pip install --upgrade 'onnxruntime-gpu[cuda,cudnn]'`.",
+        )
+    return EnvironmentProblem(
+        "The CUDA kernels of capsedge cannot be loaded.",
+        f"{why}.",
+        "Install them again, `pip install --force-reinstall --no-deps capsedge-cuda`, or run without them: "
+        "`--ops portable` (ops='portable').",
+    )
+
+
+def cannot_load(ort: Any, path: Path, error: Exception) -> CapsedgeError:
     """The error for a file that ONNX Runtime refuses."""
+    if refused := _REFUSED_KERNELS.search(str(error)):
+        return kernels_problem(refused[1])
     if _SHARED in str(error):
         return ArtefactError(
             f"ONNX Runtime {ort.__version__} cannot multiply the bytes of {path} exactly here.",

@@ -2,8 +2,8 @@
 
     python -m tests.native.ptx.provider_table [--sample] [--filter '^EMRouting'] [--dtype float16]
 
-A row for each operator and storage type: cases, the largest difference from the oracle, and that difference in units of
-the tolerance. Exit code 1 if a case fails.
+A row for each operator and storage type: cases, the largest difference from the oracle, and the same in units
+of the tolerance. Exit code 1 if a case fails.
 """
 
 from __future__ import annotations
@@ -45,14 +45,18 @@ def row(backend: CudaProvider, cases: Sequence[Case], dtype: str) -> tuple[float
             over = max(over, example.tolerances[name].excess(found, wanted))
         excess = max(excess, over)
         if not over <= 1:
-            failed.append(f"{case}: {over:.3g} times the tolerance\n  {alone('test', backend.name, case, dtype)}")
+            failed.append(
+                f"{case}: {over:.3g} times the tolerance\n  {alone('test', backend.name, case, dtype)}"
+            )
     return worst, excess, failed
 
 
 def main() -> int:
     """Print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--sample", action="store_true", help="a few cases that have every trait of all")
+    parser.add_argument(
+        "--sample", action="store_true", help="a few cases that have every trait of all"
+    )
     parser.add_argument("--filter", default="", help="regular expression over the printed case")
     parser.add_argument("--dtype", action="append", choices=DTYPES, help="default: both")
     options = parser.parse_args()
