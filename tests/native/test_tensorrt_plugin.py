@@ -22,7 +22,7 @@ from capsedge.spec.operators import OPERATORS
 from tests.conformance import oracle
 from tests.conformance.cases import ON_GPU, Case, make
 from tests.conformance.selection import selected
-from tests.native.cuda_library import UNITS
+from tests.native import cuda_library
 from tests.native.library import output_shapes
 from tests.tables import table
 
@@ -75,7 +75,7 @@ def mock() -> ctypes.CDLL:
              f"-I{NATIVE}/tensorrt/mock", f"-I{NATIVE}/tensorrt", f"-I{NATIVE}/kernels", f"-I{NATIVE}",
              f"-I{NATIVE}/kernels/cuda", *sources,
              *(str(NATIVE / "kernels" / f"{name}.cpp") for name in KERNELS),
-             "-x", "c++", *UNITS, "-o", str(made)],
+             "-x", "c++", *cuda_library.units(), "-o", str(made)],
             check=True,
         )  # fmt: skip
         made.replace(target)

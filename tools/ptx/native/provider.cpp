@@ -54,20 +54,6 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void*
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, const void*, int, size_t, unsigned) {
   return *blocks = 1, cudaSuccess;
 }
-cudaError_t cudaLibraryLoadData(cudaLibrary_t* library, const void*, cudaJitOption*, void**, unsigned, cudaLibraryOption*, void**, unsigned) {
-  static int handle;
-  return *library = reinterpret_cast<cudaLibrary_t>(&handle), cudaSuccess;
-}
-cudaError_t cudaLibraryGetKernel(cudaKernel_t* kernel, cudaLibrary_t, const char* name) {
-  const std::lock_guard<std::recursive_mutex> lock(runtime().mutex);
-  const auto found = runtime().module.kernels.find(name);
-  if (found == runtime().module.kernels.end()) return cudaErrorSymbolNotFound;
-  const void* const key = &found->second;
-  runtime().functions[key] = {name, &found->second};
-  *kernel = reinterpret_cast<cudaKernel_t>(const_cast<void*>(key));
-  return cudaSuccess;
-}
-cudaError_t cudaLibraryUnload(cudaLibrary_t) { return cudaSuccess; }
 #define REFUSED(name, parameters) cudaError_t name parameters { return cudaErrorNotSupported; }
 REFUSED(cudaFreeAsync, (void*, cudaStream_t))
 REFUSED(cudaGetDriverEntryPointByVersion, (const char*, void**, unsigned, unsigned long long, cudaDriverEntryPointQueryResult*))

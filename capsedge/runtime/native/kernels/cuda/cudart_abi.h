@@ -9,7 +9,7 @@ namespace capsedge {
 namespace cuda {
 namespace cudart {
 
-constexpr int kSuccess = 0, kInsufficientDriver = 35, kNoDevice = 100, kNoKernelImage = 209, kUnsupportedPtx = 222;
+constexpr int kSuccess = 0, kInsufficientDriver = 35, kNoKernelImage = 209, kUnsupportedPtx = 222;
 constexpr int kMultiProcessorCount = 16, kCapabilityMajor = 75, kCapabilityMinor = 76, kClusterLaunch = 120;
 constexpr int kClusterDimension = 4;  // of a launch's attributes
 

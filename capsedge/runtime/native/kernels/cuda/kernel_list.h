@@ -18,28 +18,31 @@
   CAPSEDGE_TYPED(F, K, Moments, 4, 4, 1) CAPSEDGE_TYPED(F, K, Sums, 4, 4, 2)                         \
   CAPSEDGE_TYPED(F, K, Sums, 1, 16, 2) CAPSEDGE_TYPED(F, K, Sums, 1, 8, 2)
 
-#define CAPSEDGE_WHOLE_KERNEL(K, P, r, l, q, t, w)                                                               \
-  K(capsedge_whole_kernel_##P##_##r##x##l##x##q##_##t##_##w, (const Layer l), CAPSEDGE_BLOCKS((P<r, l, q>::kBlocks)), \
-    (whole<P<r, l, q>, t, w>(l)))
-#define CAPSEDGE_PART_KERNEL(K, P, r, l, q, t, w)                                             \
-  K(capsedge_part_kernel_##P##_##r##x##l##x##q##_##t##_##w, (const Layer l, int iteration),   \
-    CAPSEDGE_BLOCKS((P<r, l, q>::kBlocks)), (part<P<r, l, q>, t, w>(l, iteration)))
-#define CAPSEDGE_TILED_KERNEL(K, P, r, l, u, t, w)                                            \
-  K(capsedge_tiled_kernel_##P##_##r##x##l##x##u##_##t##_##w, (const Layer l, int iteration),  \
-    CAPSEDGE_BLOCKS(2), (tiled<r, l, u, kMoments<P<r, l, u>>, t, w>(l, iteration)))
-#define CAPSEDGE_GENERIC_KERNEL(K, t, w) \
-  K(capsedge_generic_kernel_##t##_##w, (const Layer l, int iteration), CAPSEDGE_BOUNDS, (generic<t, w>(l, iteration)))
-#define CAPSEDGE_VOTES_KERNEL(K, l, t, w) \
-  K(capsedge_votes_kernel_##l##_##t##_##w, (const Layer layer), CAPSEDGE_BOUNDS, (keep_votes<l, t, w>(Block(), layer)))
-#define CAPSEDGE_BEGIN_KERNEL(K, t) K(capsedge_begin_kernel_##t, (const Layer l), CAPSEDGE_BOUNDS, (begin<t>(l)))
-#define CAPSEDGE_FINISH_KERNEL(K, t) \
-  K(capsedge_finish_kernel_##t, (const Layer l, int iteration), CAPSEDGE_BOUNDS, (finish_unit<t>(l, iteration)))
-#define CAPSEDGE_ROWS_KERNEL(K, t)                                                                              \
-  K(capsedge_squash_rows_kernel_##t, (const t* x, t* y, int64_t rows, int size, float epsilon, int group),      \
-    CAPSEDGE_BOUNDS, (squash_rows<t>(Block(), x, y, rows, size, epsilon, group)))
-#define CAPSEDGE_PLANES_KERNEL(K, t)                                                                            \
-  K(capsedge_squash_planes_kernel_##t, (const t* x, t* y, int64_t outer, int size, int64_t inner, float epsilon), \
-    CAPSEDGE_BOUNDS, (squash_planes<t>(Block(), x, y, outer, size, inner, epsilon)))
+#define CAPSEDGE_WHOLE_KERNEL(K, P, R, L, Q, T, W)                                  \
+  K(capsedge_whole_kernel_##P##_##R##x##L##x##Q##_##T##_##W, (const Layer layer),   \
+    CAPSEDGE_BLOCKS((P<R, L, Q>::kBlocks)), (whole<P<R, L, Q>, T, W>(layer)))
+#define CAPSEDGE_PART_KERNEL(K, P, R, L, Q, T, W)                                                \
+  K(capsedge_part_kernel_##P##_##R##x##L##x##Q##_##T##_##W, (const Layer layer, int iteration),  \
+    CAPSEDGE_BLOCKS((P<R, L, Q>::kBlocks)), (part<P<R, L, Q>, T, W>(layer, iteration)))
+#define CAPSEDGE_TILED_KERNEL(K, P, R, L, U, T, W)                                               \
+  K(capsedge_tiled_kernel_##P##_##R##x##L##x##U##_##T##_##W, (const Layer layer, int iteration), \
+    CAPSEDGE_BLOCKS(2), (tiled<R, L, U, kMoments<P<R, L, U>>, T, W>(layer, iteration)))
+#define CAPSEDGE_GENERIC_KERNEL(K, T, W)                                                         \
+  K(capsedge_generic_kernel_##T##_##W, (const Layer layer, int iteration), CAPSEDGE_BOUNDS,      \
+    (generic<T, W>(layer, iteration)))
+#define CAPSEDGE_VOTES_KERNEL(K, L, T, W) \
+  K(capsedge_votes_kernel_##L##_##T##_##W, (const Layer layer), CAPSEDGE_BOUNDS, (keep_votes<L, T, W>(Block(), layer)))
+#define CAPSEDGE_BEGIN_KERNEL(K, T) \
+  K(capsedge_begin_kernel_##T, (const Layer layer), CAPSEDGE_BOUNDS, (begin<T>(layer)))
+#define CAPSEDGE_FINISH_KERNEL(K, T)                                                             \
+  K(capsedge_finish_kernel_##T, (const Layer layer, int iteration), CAPSEDGE_BOUNDS,             \
+    (finish_unit<T>(layer, iteration)))
+#define CAPSEDGE_ROWS_KERNEL(K, T)                                                                          \
+  K(capsedge_squash_rows_kernel_##T, (const T* x, T* y, int64_t rows, int size, float epsilon, int group),  \
+    CAPSEDGE_BOUNDS, (squash_rows<T>(Block(), x, y, rows, size, epsilon, group)))
+#define CAPSEDGE_PLANES_KERNEL(K, T)                                                                              \
+  K(capsedge_squash_planes_kernel_##T, (const T* x, T* y, int64_t outer, int size, int64_t inner, float epsilon), \
+    CAPSEDGE_BOUNDS, (squash_planes<T>(Block(), x, y, outer, size, inner, epsilon)))
 
 #define CAPSEDGE_KERNELS(K)                                                                \
   CAPSEDGE_PASSES(CAPSEDGE_WHOLE_KERNEL, K)                                                \
