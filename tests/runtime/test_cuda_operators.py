@@ -47,8 +47,14 @@ def body(name: str, inputs: int, outputs: int = 1) -> onnx.FunctionProto:
     return helper.make_function("capsedge", name, ins, outs, nodes, [helper.make_opsetid("", 20)])
 
 
-def file(*nodes: tuple[str, list[Any], dict[str, Any]], bodies: bool = True, kind: int = TensorProto.FLOAT) -> bytes:  # fmt: skip
-    """Nodes side by side: type, shapes of the inputs (a type may precede a shape; None: not stated), attributes."""
+Stated = tuple[str, list[Any], dict[str, Any]]
+
+
+def file(*nodes: Stated, bodies: bool = True, kind: int = TensorProto.FLOAT) -> bytes:
+    """Nodes side by side: type, shapes of the inputs, attributes.
+
+    A type may precede a shape; None is a shape that is not stated.
+    """
     made, inputs, functions = [], [], {}
     for k, (name, shapes, attributes) in enumerate(nodes):
         names = [f"{k}_{i}" for i in range(len(shapes))]
@@ -210,7 +216,11 @@ def test_a_part_that_is_missing_means_bodies(part: str, monkeypatch: pytest.Monk
     else:
         name = {"kernels": "find_cuda_kernels", "library": "find_library"}[part]
         monkeypatch.setattr(chosen_by, name, lambda: None)
-    words = {"kernels": "pip install capsedge-cuda==", "library": "Install a compiler", "driver": "driver 580"}  # fmt: skip
+    words = {
+        "kernels": "pip install capsedge-cuda==",
+        "library": "Install a compiler",
+        "driver": "driver 580",
+    }
     assert choice(file(dynamic())) is None
     for data, ops in ((file(dynamic()), "fused"), (file(dynamic(), bodies=False), "auto")):
         with pytest.raises(EnvironmentProblem, match=words[part]):

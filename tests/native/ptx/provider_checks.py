@@ -1,7 +1,7 @@
 """What sessions on ONNX Runtime's own CUDA provider do with the CUDA kernels, on executed PTX.
 
-``python -m tests.native.ptx.provider_checks NAME``, each in a process of its own: a kernel's fault ends all work of
-its process, and the kernels' file is one for a process.
+``python -m tests.native.ptx.provider_checks NAME``, each in a process of its own: a kernel's fault ends all work
+of its process, and the kernels' file is one for a process.
 """
 
 from __future__ import annotations
@@ -18,16 +18,23 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from capsedge.errors import ArtefactError, EnvironmentProblem
+from capsedge.errors import ArtefactError, EnvironmentProblem, UnsupportedModelError
+from capsedge.runtime.backends import cuda_operators
+from capsedge.runtime.backends.backend import ModelFile
 from capsedge.runtime.backends.cuda import load_cuda
+from capsedge.runtime.backends.onnxruntime_backend import OnnxRuntimeBackend
 from capsedge.runtime.cuda_kernels import VARIABLE
+from capsedge.runtime.runtime_options import RuntimeOptions
+from capsedge.runtime.zoo import zoo_model
 from capsedge.spec.operators import CUDA_KERNELS_KEY, CUDA_OPERATORS_KEY
+from tests.conformance.backends import OrtFunctions
 from tests.conformance.cases import CASES, Case, make
 from tests.conformance.provider import executor, opened
 from tests.native.library import find_library
+from tools.ptx import provider
 
 Arrays = dict[str, NDArray[Any]]
-OUT_OF_MEMORY, RESOURCES = 2, 701
+RESOURCES = 701  # the code of the error
 THREADS, RUNS = 4, 100
 
 
@@ -102,21 +109,18 @@ def empty_batches() -> None:
             assert array.shape[0] == 0
 
 
-def failed_calls() -> None:
-    """A launch or an allocation that CUDA refuses is an error of its run; the next run is right."""
+def failed_launches() -> None:
+    """A launch that CUDA refuses is an error of its run; the next run is right."""
     case = case_of("DynamicRouting")
     inputs = dict(make(case, "float32").inputs)
     backend = opened(case, inputs)
     feeds, names = feeds_of(backend, inputs), [port.name for port in backend.outputs]
     right = backend.run(feeds, names)
-    for call, code, larger in (
-        ("cudaLaunchKernelExC", RESOURCES, 1), ("cudaMalloc", OUT_OF_MEMORY, 4096)
-    ):  # fmt: skip
-        executor().refuse(call, code)
-        with pytest.raises(ArtefactError, match="failed while running"):
-            backend.run(repeated(feeds, larger), names)
-        for name in names:
-            np.testing.assert_array_equal(backend.run(feeds, names)[name], right[name])
+    executor().refuse("cudaLaunchKernelExC", RESOURCES)
+    with pytest.raises(ArtefactError, match=r"failed while running[^\0]*too many resources"):
+        backend.run(feeds, names)
+    for name in names:
+        np.testing.assert_array_equal(backend.run(feeds, names)[name], right[name])
     assert not executor().fault()
 
 
@@ -166,18 +170,58 @@ def damaged_kernels() -> None:
             opened(case, inputs, "auto")
 
 
+def missing_parts() -> None:
+    """Without the kernels' file, or with an old driver, function bodies run; ops 'fused' says what to do."""
+    path = zoo_model("digits-em")
+    assert path is not None
+    model = path.read_bytes()
+    find = cuda_operators.find_cuda_kernels
+    for part, fix in (
+        ("file", "pip install capsedge-cuda=="),
+        ("driver", "Install NVIDIA driver 580"),
+    ):
+        if part == "file":
+            cuda_operators.find_cuda_kernels = lambda: None
+        else:
+            cuda_operators.find_cuda_kernels = find
+            os.environ[provider.DRIVER] = "12080"
+        assert loaded(model, "auto").ops == "portable"
+        with pytest.raises(EnvironmentProblem, match=fix):
+            loaded(model, "fused")
+    del os.environ[provider.DRIVER]
+    assert loaded(model, "auto").ops == "fused"
+
+
+def bodies() -> None:
+    """A node that does not fit loads as its body, beside others that have kernels."""
+    masked = next(
+        c for c in CASES if c.options.get("history") == "masked" and c.operator == "VoteRouting"
+    )
+    model = OrtFunctions._model(masked, make(masked, "float32").inputs, "float32")
+    assert loaded(model, "auto").ops == "portable"
+    with pytest.raises(UnsupportedModelError, match=r"VoteRouting .* has no CUDA kernel: "):
+        loaded(model, "fused")
+    path = zoo_model("digits-attention")
+    assert path is not None
+    assert loaded(path.read_bytes(), "auto").ops == "mixed"
+    with pytest.raises(UnsupportedModelError, match=r"PoseNormalization '.*' has no CUDA kernel"):
+        loaded(path.read_bytes(), "fused")
+
+
+def loaded(model: bytes, ops: str) -> OnnxRuntimeBackend:
+    """A file on the GPU."""
+    return OnnxRuntimeBackend.open(
+        ModelFile(Path("m.onnx"), model), RuntimeOptions(device="cuda", ops=ops)
+    )
+
+
 CHECKS: dict[str, Callable[[], None]] = {
     each.__name__: each
     for each in (
-        threads,
-        memory,
-        empty_batches,
-        failed_calls,
-        wrong_shapes,
-        registration,
-        damaged_kernels,
+        threads, memory, empty_batches, failed_launches, wrong_shapes, registration, damaged_kernels,
+        missing_parts, bodies,
     )
-}
+}  # fmt: skip
 
 if __name__ == "__main__":
     executor()

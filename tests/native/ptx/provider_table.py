@@ -2,8 +2,8 @@
 
     python -m tests.native.ptx.provider_table [--sample] [--filter '^EMRouting'] [--dtype float16]
 
-A row for each operator and storage type: cases, the largest difference from the oracle, and the same in units
-of the tolerance. Exit code 1 if a case fails.
+A row for each operator and storage type: cases, the largest difference from the oracle (divided by the output's
+largest value, where that is above 1), and the same in units of the tolerance. Exit code 1 if a case fails.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def row(backend: CudaProvider, cases: Sequence[Case], dtype: str) -> tuple[float
                 failed.append(f"{case}: output '{name}' is {found.dtype} {list(found.shape)}")
                 continue
             difference = np.abs(found.astype(np.float64) - wanted)
-            worst = max(worst, float(difference.max(initial=0)))
+            scale = max(1.0, float(np.abs(wanted).max(initial=0)))
+            worst = max(worst, float(difference.max(initial=0)) / scale)
             over = max(over, example.tolerances[name].excess(found, wanted))
         excess = max(excess, over)
         if not over <= 1:
@@ -78,9 +79,8 @@ def main() -> int:
             own.reset()
             worst, excess, wrong = row(backend, cases, dtype)
             launches = len(own.launches())
-            print(
-                f"| {operator} | {dtype} | {len(cases)} | {worst:.2g} | {excess:.2g} | {launches} |", flush=True
-            )  # fmt: skip
+            cells = (operator, dtype, len(cases), f"{worst:.2g}", f"{excess:.2g}", launches)
+            print(f"| {' | '.join(map(str, cells))} |", flush=True)
             if not launches:
                 wrong.append(f"{operator} {dtype}: no kernel ran")
             failed += wrong
