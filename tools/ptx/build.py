@@ -80,7 +80,9 @@ def unavailable() -> str:
 
 @lru_cache(maxsize=1)
 def version() -> str:
-    """The version of nvcc, as in "nvcc 13.0.88"."""
+    """The version of nvcc, as in "nvcc 13.0.88"; empty without it."""
+    if nvcc() is None:
+        return ""
     said = subprocess.run([str(nvcc()), "--version"], capture_output=True, text=True).stdout
     found = re.search(r"\bV([\d.]+)", said)
     return f"nvcc {found[1] if found else '?'}"
@@ -157,6 +159,18 @@ def sources(kernels: Path = KERNELS) -> list[Path]:
     return [file for file in kernels.iterdir() if file.suffix in (".cpp", ".cu", ".h")]
 
 
+def _included(units: list[Path]) -> list[Path]:
+    """Files with all that they include from their own folder."""
+    found, left = set(units), list(units)
+    while left:
+        file = left.pop()
+        names = re.findall(r'^#include "([\w.]+)"', file.read_text(), re.M)
+        new = {file.with_name(name) for name in names} - found
+        found |= new
+        left += new
+    return sorted(found)
+
+
 def built(architecture: int, *, kernels: Path = KERNELS, flags: str = "") -> Built:
     """The kernels for an architecture such as 90, compiled in a minute and a half if they have changed.
 
@@ -167,12 +181,13 @@ def built(architecture: int, *, kernels: Path = KERNELS, flags: str = "") -> Bui
         EnvironmentProblem: the compiler refuses them.
     """
     files = sources(kernels)
-    device = [file for file in files if file.suffix != ".cpp"]
+    device = _included([file for file in files if file.suffix == ".cu"])
+    alone = not any(file.suffix == ".cpp" for file in files)
     folder = BUILD / f"sm{architecture}-{_digest(device, str(architecture))}"
     with once(folder) as made:
         if made:
-            _compile(architecture, device, made, library=device == files)
-    library = folder / "libcapsedge_cuda.so" if device == files else host(files, flags)
+            _compile(architecture, device, made, library=alone)
+    library = folder / "libcapsedge_cuda.so" if alone else host(files, flags)
     return Built(folder, library, cudart())
 
 

@@ -24,7 +24,7 @@ from tests.native.cuda_behaviour import first
 from tests.native.library import NativeError
 from tools.ptx import build
 
-OLD_DRIVER, NO_DEVICE, RESOURCES = 35, 100, 701
+OLD_DRIVER, NO_DEVICE, RESOURCES, NO_CODE, NEW_PTX, NO_SYMBOL = 35, 100, 701, 209, 222, 500
 
 
 def wrong_launches(executor: build.Executor) -> None:
@@ -68,6 +68,28 @@ def wrong_launches(executor: build.Executor) -> None:
         layer.types += 8
         executor.refuse(call_name, NO_DEVICE)
         assert b"a cluster" not in library.capsedge_cuda_describe(ctypes.byref(layer))
+
+
+def loading(executor: build.Executor) -> None:
+    """What the runtime refuses of the kernels' file is said, and the file can be loaded afterwards."""
+    path = Path(os.environ["CAPSEDGE_CUDA_LIBRARY"])
+    for call, code, words in (
+        ("cudaGetDevice", OLD_DRIVER, "the driver is too old for this CUDA runtime"),
+        ("cudaGetDevice", NO_DEVICE, "no GPU that CUDA can use: no CUDA-capable device"),
+        ("cudaLibraryLoadData", NEW_PTX, "because the driver is too old"),
+        ("cudaLibraryGetKernel", NO_SYMBOL, "no kernel capsedge_whole_kernel"),
+        ("cudaFuncGetAttributes", NO_CODE, "no code for the current GPU, of compute capability 9.0"),
+    ):
+        executor.refuse(call, code)
+        with pytest.raises(NativeError, match=words):
+            cuda_library.bind(path)
+    library, case = cuda_library.bind(path), first("Squash")
+    memory = cuda_library.Gpu()
+    run, outputs = cuda_library.prepare(
+        library, memory, case.operator, case.attributes, make(case, "float32").inputs
+    )
+    run()
+    assert np.isfinite(memory.get(outputs[0])).all()
 
 
 WIDE: tuple[tuple[int, str, dict[str, int], int], ...] = (  # over the children, a case, and how many parents
@@ -160,6 +182,6 @@ def enqueue(executor: build.Executor) -> None:
 
 
 if __name__ == "__main__":
-    {"enqueue": enqueue, "launches": wrong_launches, "wide": wide}[sys.argv[1]](
+    {"enqueue": enqueue, "loading": loading, "launches": wrong_launches, "wide": wide}[sys.argv[1]](
         build.Executor(Path(os.environ["CAPSEDGE_CUDART"]))
     )

@@ -78,6 +78,12 @@ def test_limits_of_other_architectures(architecture: int) -> None:
     python("tests.native.ptx.checks", "limits", **checks.compiled(architecture).variables())
 
 
+@pytest.mark.thorough
+@pytest.mark.timeout(1800)
+def test_refusals_of_the_kernels_file() -> None:
+    python("tests.native.ptx.host_code", "loading", **build.built(90).variables())
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("architecture", build.ARCHITECTURES)

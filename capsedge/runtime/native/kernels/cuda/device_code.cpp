@@ -18,6 +18,8 @@ std::string load_code(const char*) { return {}; }
 
 #else
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -60,10 +62,10 @@ std::string absolute(const char* path) {
 
 std::string read_file(const std::string& path, std::vector<char>& code) {
   const std::unique_ptr<FILE, int (*)(FILE*)> file(std::fopen(path.c_str(), "rb"), std::fclose);
-  if (!file || std::fseek(file.get(), 0, SEEK_END)) return path + " cannot be read: " + std::strerror(errno);
-  const long bytes = std::ftell(file.get());
-  if (bytes < 0 || std::fseek(file.get(), 0, SEEK_SET)) return path + " cannot be read: " + std::strerror(errno);
-  code.resize(static_cast<size_t>(bytes));
+  struct stat status {};
+  if (!file || fstat(fileno(file.get()), &status)) return path + " cannot be read: " + std::strerror(errno);
+  if (!S_ISREG(status.st_mode)) return path + " is not a file";
+  code.resize(static_cast<size_t>(status.st_size));
   if (std::fread(code.data(), 1, code.size(), file.get()) != code.size()) return path + " cannot be read to its end";
   return {};
 }

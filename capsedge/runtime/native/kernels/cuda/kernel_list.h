@@ -2,6 +2,8 @@
 // names and ignores the rest.
 #pragma once
 
+#include <cstdint>
+
 // The types of capsules and of weights, in the order of of_types() in choice.cpp.
 #define CAPSEDGE_TYPED(F, ...) \
   F(__VA_ARGS__, f32, f32) F(__VA_ARGS__, f32, i8) F(__VA_ARGS__, f16, f16) F(__VA_ARGS__, f16, i8)
