@@ -96,7 +96,9 @@ def _digest(files: Iterable[Path], *words: str) -> str:
 
 
 def _run(*words: str, cwd: Path | None = None) -> str:
-    done = subprocess.run(["nice", "-n", "10", *words], capture_output=True, text=True, check=False, cwd=cwd)
+    done = subprocess.run(
+        ["nice", "-n", "10", *words], capture_output=True, text=True, check=False, cwd=cwd
+    )
     if done.returncode:
         raise EnvironmentProblem(
             "The GPU's code could not be compiled.", f"{done.stdout[-1000:]}{done.stderr[-3000:]}",
@@ -106,7 +108,7 @@ def _run(*words: str, cwd: Path | None = None) -> str:
 
 
 @contextmanager
-def _once(target: Path) -> Any:
+def once(target: Path) -> Any:
     """Yield a folder to fill, or None if the target exists; processes wait for each other."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with target.with_suffix(".lock").open("w") as lock:
@@ -128,7 +130,7 @@ def cudart(*flags: str) -> Path:
         flags: additional flags for the host compiler, such as those of gcov.
     """
     target = BUILD / f"cudart-{_digest(NATIVE.iterdir(), HOST, *flags)}"
-    with _once(target) as made:
+    with once(target) as made:
         if made:
             _run(
                 str(nvcc()), "-std=c++17", "-cudart", "none", "-shared", "-Xcompiler", HOST, *flags,
@@ -182,7 +184,7 @@ def built(architecture: int, *, kernels: Path = KERNELS, flags: str = "") -> Bui
     device = _included([file for file in files if file.suffix == ".cu"])
     alone = not any(file.suffix == ".cpp" for file in files)
     folder = BUILD / f"sm{architecture}-{_digest(device, str(architecture))}"
-    with _once(folder) as made:
+    with once(folder) as made:
         if made:
             _compile(architecture, device, made, library=alone)
     library = folder / "libcapsedge_cuda.so" if alone else host(files, flags)
@@ -200,7 +202,7 @@ def host(files: list[Path], flags: str = "", linked: Built | None = None) -> Pat
         inside = ["-DCAPSEDGE_CUDA_LINKED", str(linked.folder / "kernels.o"), str(linked.cudart)]
     name = "libcapsedge_cuda_linked.so" if linked else "libcapsedge_cuda.so"
     target = BUILD / f"host-{_digest(files, flags, *inside)}"
-    with _once(target) as made:
+    with once(target) as made:
         if made:
             units = [str(file) for file in sorted(files) if file.suffix == ".cpp"]
             options = ["-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
@@ -224,10 +226,18 @@ def _compile(architecture: int, files: list[Path], target: Path, *, library: boo
         found = resources(_run(*common, *keep, "-c", str(unit), "-o", str(target / "kernels.o")))
         shutil.copy(folder / f"{unit.stem}.ptx", target / "kernels.ptx")
         shutil.copy(folder / f"{unit.stem}.fatbin", target / "kernels.fatbin")
-        lines = (f"{kernel} {used} {spilled}\n" for kernel, (used, spilled) in sorted(found.items()))
+        lines = (
+            f"{kernel} {used} {spilled}\n" for kernel, (used, spilled) in sorted(found.items())
+        )
         (target / "resources.txt").write_text("".join(lines))
         if library:
-            _run(*common, "-shared", str(target / "kernels.o"), "-o", str(target / "libcapsedge_cuda.so"))
+            _run(
+                *common,
+                "-shared",
+                str(target / "kernels.o"),
+                "-o",
+                str(target / "libcapsedge_cuda.so"),
+            )
 
 
 class Executor:

@@ -80,8 +80,8 @@ if(CAPSEDGE_NVINFER)
   target_compile_options(capsedge_cuda_kernels PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-Xfatbin=-compress-all>)
   set(CAPSEDGE_CUDA_LINK -static-libstdc++ -static-libgcc)
   add_library(capsedge_tensorrt_plugins OBJECT
-    tensorrt/attributes.cpp tensorrt/layers.cpp tensorrt/library.cpp tensorrt/plugin.cpp kernels/operators.cpp
-    kernels/input_shapes.cpp)
+    tensorrt/attributes.cpp tensorrt/library.cpp tensorrt/plugin.cpp kernels/operators.cpp
+    kernels/input_shapes.cpp kernels/cuda_node.cpp)
   target_include_directories(capsedge_tensorrt_plugins PUBLIC kernels kernels/cuda tensorrt ${CMAKE_CURRENT_SOURCE_DIR})
   target_include_directories(capsedge_tensorrt_plugins SYSTEM PUBLIC
     ${CAPSEDGE_NVINFER} ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})

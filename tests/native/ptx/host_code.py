@@ -132,7 +132,10 @@ def wide(executor: build.Executor) -> None:
                         np.testing.assert_allclose(got, wanted, rtol=close, atol=close)
     ran = {launch["kernel"] for launch in executor.launches()}
     assert sum("votes_kernel_8_" in kernel for kernel in ran) == 4
-    assert sum(re.search(r"(whole|part)_kernel_\w+x2_", kernel) is not None for kernel in ran) >= WIDEST, sorted(ran)
+    assert (
+        sum(re.search(r"(whole|part)_kernel_\w+x2_", kernel) is not None for kernel in ran)
+        >= WIDEST
+    ), sorted(ran)
 
 
 WIDEST = 28  # kernels with two parents for each lane

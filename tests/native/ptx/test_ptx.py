@@ -147,8 +147,8 @@ def test_all_of_the_launch_code_runs(tmp_path: Path) -> None:
     subprocess.run(
         ["g++", "-std=c++17", "-O0", "--coverage", "-shared", "-fPIC", "-fvisibility=hidden",
          *(f"-I{folder}" for folder in folders), *map(str, sources),
-         str(TENSORRT.parent / "kernels" / "operators.cpp"),
-         str(TENSORRT.parent / "kernels" / "input_shapes.cpp"), str(linked), "-o", str(mock)],
+         *(str(TENSORRT.parent / "kernels" / f"{name}.cpp") for name in plugin.KERNELS),
+         str(linked), "-o", str(mock)],
         cwd=mock.parent, check=True,
     )  # fmt: skip
     counters = {"GCOV_PREFIX": str(tmp_path / "counters"), "CAPSEDGE_PLUGIN_MOCK": str(mock)}
