@@ -157,11 +157,13 @@ class OnnxRuntimeBackend:
         options = settings.session_options(ort, STAND_IN.parent if split.tables else None)
         self._lent = onnxruntime_session.lend_tables(ort, options, split.tables)
 
-        def load() -> onnxruntime.InferenceSession:
+        def load(graphs: bool = False) -> onnxruntime.InferenceSession:
             return ort.InferenceSession(
                 split.data,
                 options,
-                providers=onnxruntime_session.provider_chain(settings.provider, settings.gpu),
+                providers=onnxruntime_session.provider_chain(
+                    settings.provider, settings.gpu, graphs
+                ),
                 enable_fallback=0,  # it would print, and try the same provider again
             )
 
@@ -183,6 +185,7 @@ class OnnxRuntimeBackend:
         onnxruntime_session.check_provider_used(session, settings.provider)
         self.inputs = bounded_ports(self.inputs, stated or {})
         self._session: onnxruntime.InferenceSession | None = session
+        self._load = load if settings.gpu is not None else None  # it keeps the file's bytes
         self._run_options = ort.RunOptions()
         self._run_options.log_severity_level = FATAL
         self._run_options.only_execute_path_to_fetches = True
@@ -232,10 +235,11 @@ class OnnxRuntimeBackend:
         library = library_for(path, summary, ops)
         check_overloads(path, summary, library is not None)
         how = SessionSettings(
-            options.threads, library, tuple(summary.capsedge_types), provider, gpu
+            options.threads, library, tuple(summary.capsedge_types), provider, gpu, options.graphs
         )
         stated = read_inputs_property(summary.metadata)
-        return cls(data, path, how, metadata, summary.expanded_routing, stated)
+        kind = _kind(gpu, options.graphs)
+        return kind(data, path, how, metadata, summary.expanded_routing, stated)
 
     def open_part(self, content: bytes) -> OnnxRuntimeBackend:
         """A part of the file, opened with the same options."""
@@ -287,6 +291,26 @@ class OnnxRuntimeBackend:
     def closed(self) -> bool:
         """Whether `close` was called; the attributes remain available."""
         return self._session is None
+
+
+def _kind(gpu: int | None, graphs: bool | None) -> type[OnnxRuntimeBackend]:
+    """The class for a device.
+
+    Raises:
+        UsageError: graphs are required on the CPU.
+    """
+    if gpu is None and graphs:
+        raise UsageError(
+            "graphs is True on the CPU.",
+            "CUDA graphs need a GPU.",
+            "Leave it out, or use the device 'cuda'.",
+        )
+    if gpu is None:
+        return OnnxRuntimeBackend
+    # Not at the top: it needs this module, and nothing of CUDA is imported for the CPU.
+    from capsedge.runtime.backends.onnxruntime_cuda import OnnxRuntimeCudaBackend
+
+    return OnnxRuntimeCudaBackend
 
 
 def _ports(nodes: Sequence[Any]) -> tuple[Port, ...]:

@@ -78,16 +78,20 @@ def resolve_provider(provider: str, gpu: int | None) -> str:
     return _NAMES[provider]
 
 
-def provider_chain(provider: str, gpu: int | None) -> list[Any]:
+def provider_chain(provider: str, gpu: int | None, graphs: bool = False) -> list[Any]:
     """The list for ONNX Runtime: the provider, followed for TensorRT by the CUDA provider.
 
     FP32 is FP32: the CUDA provider would use TF32, which keeps 10 bits, where the GPU has it. The TensorRT
     provider has no such option.
+
+    Args:
+        graphs: whether the CUDA provider captures graphs.
     """
     if gpu is None:
         return [provider]
     device = {"device_id": str(gpu)}
-    cuda = (CUDA, {**device, "use_tf32": "0"})
+    captured = {"enable_cuda_graph": "1"} if graphs else {}
+    cuda = (CUDA, {**device, "use_tf32": "0", **captured})
     return [cuda] if provider == CUDA else [(provider, device), cuda]
 
 
@@ -219,6 +223,7 @@ class SessionSettings:
         nodes: types of the file's ``capsedge`` nodes, for which the library has kernels to register.
         provider: ONNX Runtime's name of the execution provider.
         gpu: number of the GPU; None on the CPU.
+        graphs: whether to use CUDA graphs; None for where the file can, True to refuse another file.
     """
 
     threads: int | None = None
@@ -226,6 +231,7 @@ class SessionSettings:
     nodes: tuple[str, ...] = ()
     provider: str = CPU
     gpu: int | None = None
+    graphs: bool | None = None
 
     def session_options(self, ort: Any, folder: Path | None = None) -> Any:
         """Options of a session that opens no other files.
