@@ -1,4 +1,4 @@
-"""What `Graphs` needs of ONNX Runtime, in numpy: sessions that count, refuse and fail when they are told to."""
+"""What `Graphs` needs of ONNX Runtime, in numpy: sessions that count, and refuse or fail when told to."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 
     python -m tests.runtime.graphs_on_provider LIBRARY
 
-The process needs onnxruntime-gpu on its path and the libcudart of `tools.ptx`; LIBRARY has CUDA kernels of the
-operators. Every model is one node of a bundled model, with the values that the whole model gives it. Prints JSON:
-for each operator, what was found.
+The process needs onnxruntime-gpu on its path and the libcudart of `tools.ptx`; LIBRARY has CUDA kernels of
+the operators. Every model is one node of a bundled model, with the values that the whole model gives it.
+Prints JSON: for each operator, what was found.
 """
 
 from __future__ import annotations

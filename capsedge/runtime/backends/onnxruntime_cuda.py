@@ -11,7 +11,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from capsedge.errors import ArtefactError, EnvironmentProblem, ShapeError, UnsupportedModelError
-from capsedge.runtime.backends.backend import Feeds, Port, ProfiledRuns, closed_error
+from capsedge.runtime.backends.backend import NOT_REQUESTED, Feeds, Port, ProfiledRuns, closed_error
 from capsedge.runtime.backends.cuda import LEGACY_STREAM, Cuda, load_cuda
 from capsedge.runtime.backends.device_array import (
     DeviceArray,
@@ -24,7 +24,7 @@ from capsedge.runtime.backends.onnxruntime_backend import (
     ProfiledSession,
     import_onnxruntime,
 )
-from capsedge.runtime.backends.onnxruntime_graphs import CAPTURES, NOT_REQUESTED, Graphs
+from capsedge.runtime.backends.onnxruntime_graphs import CAPTURES, Graphs
 from capsedge.runtime.backends.onnxruntime_session import CUDA, first_line
 from capsedge.runtime.onnx_file.summary import read_bytes
 

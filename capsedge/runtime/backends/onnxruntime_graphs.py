@@ -31,8 +31,6 @@ _REMEMBERED = 64  # shapes of first calls
 _ATTEMPTS = 3  # to capture; another library may allocate memory in the middle of one
 _SHORT_OF_MEMORY = re.compile(r"allocate memory|out of memory|CUDA failure 2\b", re.IGNORECASE)
 
-NOT_REQUESTED = "graphs were not requested"
-
 Shapes = Mapping[str, tuple[int, ...]]  # by name of the input or output
 Key = tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]  # shapes of the inputs, names of outputs
 
