@@ -12,9 +12,14 @@ import onnxruntime
 import pytest
 
 import capsedge
+from capsedge.cli.infer import _log_graphs
 from capsedge.errors import ArtefactError, ShapeError, UnsupportedModelError, UsageError
+from capsedge.runtime.backends.backend import ProfiledBackend
 from capsedge.runtime.backends.onnxruntime_cuda import OnnxRuntimeCudaBackend
 from capsedge.runtime.backends.onnxruntime_session import CPU, CUDA, NO_FALLBACK
+from capsedge.runtime.profiling.compare_models import _ways
+from capsedge.runtime.profiling.profile import backend_version
+from capsedge.runtime.profiling.worker import graphs_argument
 from tests.runtime.models import SIDE, capsule_model, save
 from tests.tensorrt.fixtures import ByDlpack, OnGpu, cudart, gpu, on_gpu
 
@@ -255,3 +260,55 @@ def test_arrays_that_do_not_fit(model: Path, ran: Ran, device: Any) -> None:
         assert session.run_on_device({"images": given})
     with pytest.raises(UsageError, match="is closed"):
         session.run_on_device({"images": given})
+
+
+# What the verbs make of it
+
+
+def test_profile_compares_the_ways_to_run(model: Path, ran: Ran) -> None:
+    """Bodies and kernels where the file has some, without graphs and, where they are possible, with them."""
+    with opened(model) as session:
+        ways = [(way.name, way.specification) for way in _ways(session)]
+        assert [name for name, _ in ways] == ["capsedge portable", "capsedge portable, CUDA graphs"]
+        assert [way.graphs for _, way in ways] == [False, None]
+        assert {(way.device, way.ops) for _, way in ways} == {("cuda", "portable")}
+        session.backend.ops = "mixed"
+        assert [(way.name, way.specification.ops) for way in _ways(session)] == [
+            ("capsedge portable", "portable"),
+            ("capsedge portable, CUDA graphs", "portable"),
+            ("capsedge mixed", "auto"),
+            ("capsedge mixed, CUDA graphs", "auto"),
+        ]
+        assert backend_version(session).endswith(", CUDA graphs")
+        assert graphs_argument(session) is None
+    with opened(model, graphs=False) as session:
+        assert [way.name for way in _ways(session)] == ["capsedge portable"]
+        assert graphs_argument(session) is False
+        assert backend_version(session).endswith(", no CUDA graphs: graphs were not requested")
+    with capsedge.load(model) as session:
+        assert _ways(session) == []
+
+
+def test_operators_are_timed_without_graphs(model: Path, ran: Ran) -> None:
+    with opened(model) as session:
+        session.run(IMAGES)
+        session.run(IMAGES)
+        assert isinstance(session.backend, ProfiledBackend)
+        with session.backend.profiled_runs({"images": IMAGES}) as runs:
+            runs.plain()
+            runs.profiled()
+            assert len(runs.finish().runs) == 1
+    assert ran.graphs == ["1"]
+
+
+def test_infer_says_why_there_are_no_graphs(
+    model: Path, ran: Ran, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran.refuses = "control flow"
+    with opened(model) as session:
+        _log_graphs(session, capsedge.RuntimeOptions())
+        session.run(IMAGES)
+        session.run(IMAGES)
+        _log_graphs(session, capsedge.RuntimeOptions())
+        _log_graphs(session, capsedge.RuntimeOptions(graphs=False))
+    assert capsys.readouterr().err == "m.onnx ran without CUDA graphs: control flow\n"

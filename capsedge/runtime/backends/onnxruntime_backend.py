@@ -40,7 +40,7 @@ from capsedge.runtime.backends.onnxruntime_session import (
     OVERLOADS_SINCE,
     SessionSettings,
     cannot_load,
-    first_line,
+    cannot_run,
     installed_package,
     parse_version,
     version_text,
@@ -266,12 +266,7 @@ class OnnxRuntimeBackend:
             refused = explained(str(error), feeds)
             if refused is not None:
                 raise refused from error
-            shapes = ", ".join(f"{name} {list(a.shape)}" for name, a in feeds.items())
-            raise ArtefactError(
-                f"ONNX Runtime failed while running {self._path} on {shapes}.",
-                first_line(error),
-                "If the model was made for these shapes, the file is damaged: export it again.",
-            ) from error
+            raise cannot_run(self._path, feeds, error) from error
         return {name: np.asarray(value) for name, value in zip(outputs, values, strict=True)}
 
     def profiled_runs(self, feeds: Feeds) -> AbstractContextManager[ProfiledRuns]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from capsedge.errors import ArtefactError, EnvironmentProblem, ShapeError, UnsupportedModelError
+from capsedge.errors import EnvironmentProblem, ShapeError, UnsupportedModelError
 from capsedge.runtime.backends.backend import NOT_REQUESTED, Feeds, Port, ProfiledRuns, closed_error
 from capsedge.runtime.backends.cuda import LEGACY_STREAM, Cuda, load_cuda
 from capsedge.runtime.backends.device_array import (
@@ -25,7 +25,7 @@ from capsedge.runtime.backends.onnxruntime_backend import (
     import_onnxruntime,
 )
 from capsedge.runtime.backends.onnxruntime_graphs import CAPTURES, Graphs
-from capsedge.runtime.backends.onnxruntime_session import CUDA, first_line
+from capsedge.runtime.backends.onnxruntime_session import CUDA, cannot_run
 from capsedge.runtime.onnx_file.summary import read_bytes
 
 _OTHER_PROVIDER = "only the CUDA provider captures them here"
@@ -185,12 +185,7 @@ class OnnxRuntimeCudaBackend(OnnxRuntimeBackend):
             try:
                 session.run_with_iobinding(binding, self._run_options)
             except Exception as error:
-                shapes = ", ".join(f"{name} {list(a.shape)}" for name, a in arrays.items())
-                raise ArtefactError(
-                    f"ONNX Runtime failed while running {self._path} on {shapes}.",
-                    first_line(error),
-                    "If the model was made for these shapes, the file is damaged: export it again.",
-                ) from error
+                raise cannot_run(self._path, arrays, error) from error
             return dict(
                 zip([port.name for port in self.outputs], binding.get_outputs(), strict=True)
             )

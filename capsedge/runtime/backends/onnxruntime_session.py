@@ -286,3 +286,17 @@ def cannot_load(ort: Any, path: Path, error: Exception) -> ArtefactError:
         first_line(error),
         "Check the file with `capsedge inspect`, or export it again with `capsedge export`.",
     )
+
+
+def cannot_run(path: Path, feeds: Mapping[str, Any], error: Exception) -> ArtefactError:
+    """The error for inputs on which ONNX Runtime fails.
+
+    Args:
+        feeds: arrays by name.
+    """
+    shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feeds.items())
+    return ArtefactError(
+        f"ONNX Runtime failed while running {path} on {shapes}.",
+        first_line(error),
+        "If the model was made for these shapes, the file is damaged: export it again.",
+    )
