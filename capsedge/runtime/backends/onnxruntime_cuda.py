@@ -127,61 +127,68 @@ class OnnxRuntimeCudaBackend(OnnxRuntimeBackend):
         ONNX Runtime waits for its results, and so does this call, with a stream as well.
         """
         session = self.session
-        cuda = load_cuda()
+        cuda, names = load_cuda(), tuple(port.name for port in self.outputs)
         with cuda.on(self._number):
-            own = self._own_stream(cuda)
-            arrays = self._shared(cuda, self.inputs, feeds, own)
-            results = self._shared(cuda, self.outputs, out or {}, own)
-            sizes: dict[str, int] = {}
-            for port in self.inputs:
-                check_array(port, _wanted(port, arrays[port.name].shape, sizes), arrays[port.name])
-            for port in self.outputs:
-                if port.name in results:
-                    array = results[port.name]
-                    check_array(port, _wanted(port, array.shape, sizes), array)
-                    check_writable(port.name, array)
-            if stream is not None:
-                cuda.wait(own, stream or LEGACY_STREAM)
+            with CAPTURES.absent():
+                copies = self._copy_stream(cuda)
+                arrays = self._shared(cuda, self.inputs, feeds, copies)
+                results = self._shared(cuda, self.outputs, out or {}, copies)
+                self._check(arrays, results)
+                if stream is not None:
+                    cuda.wait(copies, stream or LEGACY_STREAM)
             shapes = {name: array.shape for name, array in arrays.items()}
-            names = tuple(port.name for port in self.outputs)
             with self._graphs.ready(shapes, names) as bound:
                 if bound is not None:
-                    for port in self.inputs:
-                        _copy(cuda, bound.inputs[port.name].data_ptr(), arrays[port.name], own)
-                    cuda.synchronize(own)
+                    with CAPTURES.absent():
+                        for port in self.inputs:
+                            target = bound.inputs[port.name].data_ptr()
+                            _copy(cuda, target, arrays[port.name], copies)
+                        cuda.synchronize(copies)  # ONNX Runtime's stream is another one
                     if self._graphs.launch(bound):
-                        self._give(cuda, bound.outputs, results, own, keep=False)
+                        self._give(cuda, bound.outputs, results, copies, keep=False)
                         return {name: results[name] for name in names}
-            found = self._plain_on_device(cuda, session, arrays, own)
+            found = self._plain_on_device(cuda, session, arrays, copies)
             self._graphs.saw(shapes, {name: tuple(v.shape()) for name, v in found.items()})
-            self._give(cuda, found, results, own, keep=True)
+            self._give(cuda, found, results, copies, keep=True)
         return {name: results[name] for name in names}
 
+    def _check(self, arrays: Mapping[str, DeviceArray], results: Mapping[str, DeviceArray]) -> None:
+        """Refuse arrays that do not fit the model, or may not be written.
+
+        Raises:
+            ShapeError, UsageError: one of them.
+        """
+        sizes: dict[str, int] = {}
+        for port in (*self.inputs, *self.outputs):
+            array = arrays.get(port.name) or results.get(port.name)
+            if array is not None:
+                check_array(port, _wanted(port, array.shape, sizes), array)
+        for name, array in results.items():
+            check_writable(name, array)
+
     def _plain_on_device(
-        self, cuda: Cuda, session: Any, arrays: Mapping[str, DeviceArray], own: int
+        self, cuda: Cuda, session: Any, arrays: Mapping[str, DeviceArray], copies: int
     ) -> dict[str, Any]:
         """The outputs in memory of ONNX Runtime; the inputs are read where they are.
 
         Raises:
             ArtefactError: it cannot run on these shapes.
         """
-        ort = import_onnxruntime()
         binding, kept = session.io_binding(), []
         with CAPTURES.absent():
             for port in self.inputs:
                 array = arrays[port.name]
                 address = array.address
                 if array.on_host:
-                    make = ort.OrtValue.ortvalue_from_shape_and_type
-                    kept.append(make(list(array.shape), port.numpy_dtype, "cuda", self._number))
+                    kept.append(self._new(port, array.shape))
                     address = kept[-1].data_ptr()
-                    _copy(cuda, address, array, own)
+                    _copy(cuda, address, array, copies)
                 binding.bind_input(
                     port.name, "cuda", self._number, port.numpy_dtype, list(array.shape), address
                 )
             for port in self.outputs:
                 binding.bind_output(port.name, "cuda", self._number)
-            cuda.synchronize(own)  # ONNX Runtime runs on a stream of its own
+            cuda.synchronize(copies)  # ONNX Runtime runs on a stream of its own
             try:
                 session.run_with_iobinding(binding, self._run_options)
             except Exception as error:
@@ -191,7 +198,7 @@ class OnnxRuntimeCudaBackend(OnnxRuntimeBackend):
             )
 
     def _give(
-        self, cuda: Cuda, found: Mapping[str, Any], results: dict[str, DeviceArray], own: int, keep: bool
+        self, cuda: Cuda, found: Mapping[str, Any], results: dict[str, DeviceArray], copies: int, keep: bool
     ) -> None:  # fmt: skip
         """Outputs of ONNX Runtime in the caller's arrays, and in new ones where it gave none.
 
@@ -201,29 +208,31 @@ class OnnxRuntimeCudaBackend(OnnxRuntimeBackend):
         Raises:
             ShapeError: an array of the caller does not have the shape of its output.
         """
-        for port in self.outputs:
-            value, shape = found[port.name], tuple(found[port.name].shape())
-            target = results.get(port.name)
-            if target is None and keep:
-                results[port.name] = DeviceArray(
-                    value.data_ptr(), shape, port.dtype, self._number, keep=value
-                )
-                continue
-            if target is None:
-                target = results[port.name] = self._new(cuda, port, shape)
-            check_array(port, shape, target)
-            copy = cuda.to_host if target.on_host else cuda.on_device
-            copy(target.address, value.data_ptr(), target.size, own)
-        cuda.synchronize(own)
+        with CAPTURES.absent():
+            for port in self.outputs:
+                value, shape = found[port.name], tuple(found[port.name].shape())
+                target = results.get(port.name)
+                if target is None and not keep:
+                    target = results[port.name] = self._result(port, self._new(port, shape))
+                if target is None:
+                    results[port.name] = self._result(port, value)
+                    continue
+                check_array(port, shape, target)
+                copy = cuda.to_host if target.on_host else cuda.on_device
+                copy(target.address, value.data_ptr(), target.size, copies)
+            cuda.synchronize(copies)
 
-    def _new(self, cuda: Cuda, port: Port, shape: tuple[int, ...]) -> DeviceArray:
-        """An output that outlives the call, in memory that the caller owns."""
-        value = import_onnxruntime().OrtValue.ortvalue_from_shape_and_type(
-            list(shape), port.numpy_dtype, "cuda", self._number
-        )
+    def _result(self, port: Port, value: Any) -> DeviceArray:
+        """A value of ONNX Runtime as an output that owns it."""
+        shape = tuple(value.shape())
         return DeviceArray(value.data_ptr(), shape, port.dtype, self._number, keep=value)
 
-    def _own_stream(self, cuda: Cuda) -> int:
+    def _new(self, port: Port, shape: Sequence[int]) -> Any:
+        """A value of ONNX Runtime on the GPU."""
+        make = import_onnxruntime().OrtValue.ortvalue_from_shape_and_type
+        return make(list(shape), port.numpy_dtype, "cuda", self._number)
+
+    def _copy_stream(self, cuda: Cuda) -> int:
         """The stream of copies; calls of several threads share it."""
         with self._stream_lock:
             if self._stream is None:
