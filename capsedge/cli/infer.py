@@ -124,6 +124,7 @@ def command(
         _print_table(session, found)
         if reconstruct is not None:
             _output.log(f"wrote {reconstruct}")
+    _log_graphs(session, options)
     _log_hints(found)
     _output.warn(*found.warnings)
     if found.escalated is not None and not as_json:
@@ -194,6 +195,7 @@ def _infer_arrays(
         values = by_name(arrays, names, str(inputs))
         found = run_rows(session, dict(zip(names, values, strict=True)))
         ops, path = session.backend.ops, session.path
+        _log_graphs(session, options)
     if output is not None:
         # numpy's own function takes names as keywords, and cannot take the name `file`.
         with atomic_writer(output) as stream, zipfile.ZipFile(stream, "w") as archive:
@@ -295,6 +297,18 @@ def _facts(model: Session | Ensemble) -> tuple[list[str], str, str]:
     if isinstance(model, Session):
         return [str(model.path)], model.path.name, model.backend.ops
     return [str(path) for path in model.paths], model.name, model.ops
+
+
+def _log_graphs(model: Session | Ensemble, options: RuntimeOptions) -> None:
+    """Why there were no CUDA graphs, unless they were switched off."""
+    from capsedge.runtime.backends.backend import GraphBackend
+    from capsedge.runtime.session import Session
+
+    for session in (model,) if isinstance(model, Session) else model.members:
+        backend = session.backend
+        why = backend.no_graph_reason if isinstance(backend, GraphBackend) else ""
+        if why and options.graphs is not False:
+            _output.log(f"{session.path.name} ran without CUDA graphs: {why}")
 
 
 def _log_hints(found: Classified) -> None:

@@ -62,6 +62,8 @@ def command(
 
 
 def _document(serving: Serving, address: Address) -> dict[str, Any]:
+    from capsedge.runtime.backends.backend import graph_text
+
     return {
         "rest": f"http://{address.host}:{address.ports.rest}",
         "grpc": f"{address.host}:{address.ports.grpc}",
@@ -75,6 +77,7 @@ def _document(serving: Serving, address: Address) -> dict[str, Any]:
                 "version": model.version,
                 "file": str(model.session.path),
                 "operators": model.session.backend.ops,
+                "graphs": graph_text(model.session.backend),
                 "batch": model.batch.images,
                 "batch_gain": model.batch.gain,
             }
@@ -91,10 +94,15 @@ def _gathered(batch: BatchSize) -> str:
 
 
 def _show(serving: Serving, address: Address) -> None:
+    from capsedge.runtime.backends.backend import graph_text
+
     document = _document(serving, address)
     for model in serving.models:
         several = len(serving.versions(model.name)) > 1
         version = f", version {model.version}" if several else ""
-        log(f"serving {model.session.path} as {model.name}{version}{_gathered(model.batch)}")
+        graphs = f", {text}" if (text := graph_text(model.session.backend)) else ""
+        log(
+            f"serving {model.session.path} as {model.name}{version}{_gathered(model.batch)}{graphs}"
+        )
     log(f"REST {document['rest']}/v2, gRPC {document['grpc']}, metrics {document['metrics']}")
     log("press Ctrl-C to stop")

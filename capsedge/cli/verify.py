@@ -205,7 +205,7 @@ def _link(link: dict[str, Any]) -> tuple[str, str, str]:
     facts = [f"sha256 {link['sha256'][:16]}"] if link["sha256"] else ["in memory"]
     if link.get("user_module"):
         facts.append(f"the user's own {link.get('code', 'module')}")
-    for key in ("weights", "architecture", "precision", "ops", "compiler"):
+    for key in ("weights", "architecture", "precision", "ops", "device", "compiler"):
         if link.get(key):
             facts.append(f"{key} {link[key]}")
     if cascade := link.get("cascade"):

@@ -134,8 +134,8 @@ class Runner:
         if self._on_device is None:
             raise UsageError(
                 f"{self._path} does not run on arrays on a GPU.",
-                "Only TensorRT engines do.",
-                "Use `Session.run`, or build an engine with `capsedge build`.",
+                "Models that run on a GPU do: TensorRT engines, and ONNX files with device='cuda'.",
+                "Use `Session.run`, or load the file with capsedge.RuntimeOptions(device='cuda').",
             )
         from capsedge.runtime.backends.device_array import stream_address
 

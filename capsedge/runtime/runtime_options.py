@@ -36,6 +36,11 @@ class RuntimeOptions(Options):
         "ONNX Runtime's provider on a GPU: auto (cuda), cuda or tensorrt.",
         choices=PROVIDERS,
     )
+    graphs: bool | None = option(
+        None,
+        "CUDA graphs on a GPU: by default where the file can; --graphs refuses a file that cannot.",
+        "--graphs/--no-graphs",
+    )
     contexts: int | None = option(
         None,
         "Concurrent calls of an engine, each with its own GPU memory; further calls wait. None for 4.",

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
-from capsedge.runtime.backends.backend import Backend, Port
+from capsedge.runtime.backends.backend import Backend, Port, graph_text
 from capsedge.runtime.capabilities import Capabilities
 from capsedge.runtime.decoder import Decoder, classes_of, poses_of
 from capsedge.runtime.images.inputs import ImageInput, Images, OneImage
@@ -151,21 +151,22 @@ class Session(Summarized):
         out: Mapping[str, object] | None = None,
         stream: object = None,
     ) -> dict[str, DeviceArray]:
-        """Run an engine on arrays in its GPU's memory; no data passes through the host.
+        """Run a model on arrays in its GPU's memory; no data passes through the host.
 
         Args:
             arrays: all inputs by name: objects with ``__dlpack__`` or ``__cuda_array_interface__``, such as
-                those of torch and cupy. The engine waits for pending writes to them.
+                those of torch and cupy. The model waits for pending writes to them.
             out: arrays on the GPU that outputs are written to, by name; the others get new memory.
             stream: a CUDA stream (torch's, cupy's, or its address as a number). The run is queued on the
-                stream and the call returns at once; inputs and ``out`` must stay alive and unchanged until
-                the stream has passed it. Without a stream the call waits for the results.
+                stream. With an engine, the call then returns at once; inputs and ``out`` must stay alive and
+                unchanged until the stream has passed it. Without a stream, and always with ONNX Runtime, the
+                call waits for the results.
 
         Returns:
             Every output by name, on the GPU, with both protocols: ``torch.from_dlpack(output)``.
 
         Raises:
-            UsageError: the model is not an engine, or an array is missing, unknown, not on the GPU or
+            UsageError: the model does not run on a GPU, or an array is missing, unknown, not on the GPU or
                 read-only.
             ShapeError: the shape or the type of an array is wrong.
         """
@@ -371,7 +372,8 @@ class Session(Summarized):
         state = "closed" if self.closed else f"{ops} operators, {where}"
         names = self.metadata.class_names if self.metadata else ()
         classes = ", ".join(map(short, names[:10])) + (" ..." if len(names) > 10 else "")
-        rows = [Row("file", str(self.path)), Row("runs", state)]
+        graphs = graph_text(self.backend)
+        rows = [Row("file", str(self.path)), Row("runs", ", ".join(filter(None, [state, graphs])))]
         rows += [Row(short(p.name), f"{shape_text(p.shape)} {p.dtype}") for p in chain(*shown)]
         rows += [Row("classes", f"{len(names)}: {classes}")] if names else []
         return Summary("Session", [f"{short(self.path.name)}: {state}", flow], rows)

@@ -17,7 +17,13 @@ from capsedge.serving.inference import Model, ModelFailed
 from capsedge.serving.request_bodies import InferRequest, Input, Output
 from capsedge.serving.request_tensors import DATATYPES
 
-_OPTIONS = ("threads", "ops", "device", "provider")  # for `capsedge.load`, in ``parameters.extra``
+_OPTIONS = (
+    "threads",
+    "ops",
+    "device",
+    "provider",
+    "graphs",
+)  # for `capsedge.load`, in ``parameters.extra``
 
 
 class CapsedgeModel(MLModel):
@@ -25,9 +31,9 @@ class CapsedgeModel(MLModel):
 
     In ``model-settings.json`` its name is ``capsedge.serving.mlserver_runtime.CapsedgeModel``;
     ``parameters.uri`` names the file, and ``parameters.extra`` may hold ``threads`` (of one inference; 1 by
-    default), ``ops``, ``device`` and ``provider`` as `capsedge.load` takes them. With a ``max_batch_size``,
-    requests that wait for a processor are gathered into batches of up to that many images; ``max_batch_time``
-    is how long a batch waits even if a processor is free.
+    default), ``ops``, ``device``, ``provider`` and ``graphs`` as `capsedge.load` takes them. With a
+    ``max_batch_size``, requests that wait for a processor are gathered into batches of up to that many
+    images; ``max_batch_time`` is how long a batch waits even if a processor is free.
     """
 
     def __init__(self, settings: ModelSettings) -> None:

@@ -79,7 +79,10 @@ def serve(
             session = load(
                 model.file,
                 RuntimeOptions(
-                    device=options.device, threads=None if engine else threads, ops=options.ops
+                    device=options.device,
+                    threads=None if engine else threads,
+                    ops=options.ops,
+                    graphs=options.graphs,
                 ),
             )
             assert isinstance(session, Session)  # a single file loads as a Session

@@ -96,6 +96,12 @@ class ServeOptions(Options):
         "cpu, cuda or cuda:1; by default the CPU, or the GPU for an engine.",
         panel=_EXECUTION,
     )
+    graphs: bool | None = option(
+        None,
+        "CUDA graphs on a GPU: by default where the file can; --graphs refuses a file that cannot.",
+        "--graphs/--no-graphs",
+        panel=_EXECUTION,
+    )
 
     def __post_init__(self) -> None:
         """Check the values, including the batch and the ports.

@@ -114,7 +114,7 @@ def verify(
             "This is an ensemble or a list of files.",
             "Use capsedge.verify_ensemble(references, ensemble).",
         )
-    session = _opened(artefact, options.made_from, options.ops)
+    session = _opened(artefact, options)
     limits = Requirements.of(session, options)
     return certify(
         reference, session, data, limits, inputs=inputs, limit=options.limit, progress=progress
@@ -203,13 +203,23 @@ def certify(
     )
 
 
-def _opened(artefact: Session | Path | str, made_from: Path | str | None, ops: str) -> Session:
-    """The session of what `verify` is given."""
+def _opened(artefact: Session | Path | str, options: VerifyOptions) -> Session:
+    """The session of what `verify` is given.
+
+    Raises:
+        UsageError: C is to be compared on a GPU, or as `load`.
+    """
     if isinstance(artefact, Session):
         return artefact
-    if not is_folder(artefact, made_from):
-        return load(artefact, RuntimeOptions(ops=ops))
-    return open_folder(Path(artefact), as_path(made_from, MODEL))
+    if not is_folder(artefact, options.made_from):
+        return load(artefact, RuntimeOptions(ops=options.ops, device=options.device))
+    if options.device not in (None, "cpu"):
+        raise UsageError(
+            f"{artefact} does not run on the device '{options.device:.40}'.",
+            "C runs on the CPU.",
+            "Leave the device out, or verify the ONNX file that it was made from.",
+        )
+    return open_folder(Path(artefact), as_path(options.made_from, MODEL))
 
 
 def _warnings(session: Session, decisions: Decisions | None, data: str) -> list[str]:
@@ -408,6 +418,8 @@ def _reference(reference: ReferenceRun, session: Session) -> tuple[Link, nn.Modu
 def _artefact_link(session: Session) -> Link:
     meta = session.metadata
     facts: dict[str, Any] = {"ops": session.backend.ops}
+    if session.backend.gpu is not None:
+        facts["device"] = f"cuda:{session.backend.gpu}"
     if meta is not None:
         facts |= {
             "precision": meta.precision,

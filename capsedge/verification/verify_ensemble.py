@@ -156,7 +156,7 @@ def verify_ensemble(
     loaded = (
         ensemble
         if isinstance(ensemble, Ensemble)
-        else load(ensemble, RuntimeOptions(ops=options.ops))
+        else load(ensemble, RuntimeOptions(ops=options.ops, device=options.device))
     )
     members, count = loaded.members, len(loaded.members)
     sources = _sources(references, members)

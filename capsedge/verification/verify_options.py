@@ -58,6 +58,11 @@ class VerifyOptions(Options):
     ops: str = option(
         "auto", "auto, fused (operator library) or portable (function bodies).", choices=OPS
     )
+    device: str | None = option(
+        None,
+        "cpu, cuda or cuda:1: the device that the file is compared on; by default the CPU, or the GPU for an "
+        "engine.",
+    )
     made_from: Path | None = option(
         None, "The ONNX file that a folder of C was made from.", "--reference", path="model"
     )

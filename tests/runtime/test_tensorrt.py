@@ -82,7 +82,7 @@ def test_nodes_on_the_cpu_are_refused(model: Path, monkeypatch: pytest.MonkeyPat
     azure = "AzureExecutionProvider"
     if azure not in onnxruntime.get_available_providers():
         pytest.skip("this ONNX Runtime has no second provider")
-    monkeypatch.setattr(onnxruntime_session, "provider_chain", lambda provider, gpu: [provider])
+    monkeypatch.setattr(onnxruntime_session, "provider_chain", lambda provider, *_: [provider])
     with pytest.raises(UnsupportedModelError, match="does not run entirely on"):
         OnnxRuntimeBackend(
             model.read_bytes(), model, SessionSettings(threads=1, provider=azure, gpu=0)
@@ -122,7 +122,7 @@ def test_engines_take_no_options_of_onnx_runtime(tmp_path: Path) -> None:
 
 def test_onnx_files_do_not_run_on_device_arrays(model: Path) -> None:
     session = capsedge.load(model)
-    with pytest.raises(UsageError, match="Only TensorRT engines"):
+    with pytest.raises(UsageError, match="Models that run on a GPU do"):
         session.run_on_device({"images": np.zeros((1, 1, 8, 8), np.float32)})
 
 

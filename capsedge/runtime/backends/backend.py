@@ -1,7 +1,8 @@
 """Define what a session needs from a backend: `Backend`, its ports, capabilities and options.
 
 Every backend is a `Backend`. Capabilities that only some backends have are separate protocols
-(`DeviceBackend`, `PartialBackend`, `ProfiledBackend`); callers test for it with ``isinstance``.
+(`DeviceBackend`, `GraphBackend`, `PartialBackend`, `ProfiledBackend`); callers test for it with
+``isinstance``.
 """
 
 from __future__ import annotations
@@ -210,6 +211,27 @@ class DeviceBackend(Backend, Protocol):
             UsageError: it is closed, or an array is not on this device, or may not be written.
             ShapeError: an array has the wrong shape or type, or is not contiguous.
         """
+
+
+NOT_REQUESTED = "graphs were not requested"
+
+
+@runtime_checkable
+class GraphBackend(Backend, Protocol):
+    """A backend that can run as CUDA graphs."""
+
+    @property
+    def no_graph_reason(self) -> str:
+        """Why calls do not use graphs; empty while they may."""
+
+
+def graph_text(backend: Backend) -> str:
+    """``CUDA graphs``, or why there are none; empty on the CPU."""
+    if not isinstance(backend, GraphBackend):
+        return ""
+    return (
+        f"no CUDA graphs: {backend.no_graph_reason}" if backend.no_graph_reason else "CUDA graphs"
+    )
 
 
 @runtime_checkable

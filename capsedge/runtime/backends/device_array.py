@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from capsedge.errors import ShapeError, UsageError
+from capsedge.runtime.backends.backend import Port
 from capsedge.runtime.backends.cuda import DEVICE_MEMORY, HOST_MEMORY, LEGACY_STREAM, Cuda
 
 CUDA, CUDA_HOST, CUDA_MANAGED = 2, 3, 13  # DLDeviceType of dlpack.h
@@ -190,6 +191,30 @@ def device_array(value: object, name: str, cuda: Cuda, device: int, stream: int)
     )
 
 
+def check_array(port: Port, wanted: tuple[int, ...], array: DeviceArray) -> None:
+    """Refuse an array that is not what an input or output needs.
+
+    Raises:
+        ShapeError: it has another type, or another shape.
+    """
+    if array.dtype != port.dtype or array.shape != wanted:
+        raise ShapeError(
+            f"'{port.name}' is {array.dtype} {list(array.shape)}.",
+            f"Expected: {port.dtype} {list(wanted)}.",
+            "Convert it before inference.",
+        )
+
+
+def check_writable(name: str, array: DeviceArray) -> None:
+    """Refuse an array that may not be written.
+
+    Raises:
+        UsageError: its owner forbids writing.
+    """
+    if array.read_only:
+        raise UsageError(f"'{name}' is read-only.", "", "Pass a writable array.")
+
+
 def stream_address(stream: object) -> int:
     """The ``cudaStream_t`` of a stream: a number, or an object with ``__cuda_stream__``, ``cuda_stream``
     (torch) or ``ptr`` (cupy).
@@ -214,8 +239,8 @@ def _check_device(name: str, found: int, device: int) -> None:
     if found != device:
         raise UsageError(
             f"'{name}' is on GPU {found}.",
-            f"The engine runs on GPU {device}.",
-            f"Move it there, or load the engine with device='cuda:{found}'.",
+            f"The model runs on GPU {device}.",
+            f"Move it there, or load the model with device='cuda:{found}'.",
         )
 
 

@@ -41,7 +41,7 @@ from capsedge.runtime.backends.onnxruntime_session import (
     NoKernelsHere,
     SessionSettings,
     cannot_load,
-    first_line,
+    cannot_run,
     installed_package,
     parse_version,
     version_text,
@@ -158,11 +158,13 @@ class OnnxRuntimeBackend:
         options = settings.session_options(ort, STAND_IN.parent if split.tables else None)
         self._lent = onnxruntime_session.lend_tables(ort, options, split.tables)
 
-        def load() -> onnxruntime.InferenceSession:
+        def load(graphs: bool = False) -> onnxruntime.InferenceSession:
             return ort.InferenceSession(
                 split.data,
                 options,
-                providers=onnxruntime_session.provider_chain(settings.provider, settings.gpu),
+                providers=onnxruntime_session.provider_chain(
+                    settings.provider, settings.gpu, graphs
+                ),
                 enable_fallback=0,  # it would print, and try the same provider again
             )
 
@@ -184,6 +186,7 @@ class OnnxRuntimeBackend:
         onnxruntime_session.check_provider_used(session, settings.provider)
         self.inputs = bounded_ports(self.inputs, stated or {})
         self._session: onnxruntime.InferenceSession | None = session
+        self._load = load if settings.gpu is not None else None  # it keeps the file's bytes
         self._run_options = ort.RunOptions()
         self._run_options.log_severity_level = FATAL
         self._run_options.only_execute_path_to_fetches = True
@@ -222,13 +225,16 @@ class OnnxRuntimeBackend:
         summary = onnx_file.summarize(data, str(path))
         onnx_file.check_harmless(summary, str(path))
         metadata = ModelMetadata.from_properties(summary.metadata)
-        bare = SessionSettings(options.threads, provider=provider, gpu=gpu)
+        bare = SessionSettings(
+            options.threads, provider=provider, gpu=gpu, graphs=options.graphs
+        )
         stated = read_inputs_property(summary.metadata)
+        kind = _kind(gpu, options.graphs)
 
         def opened(ops: str) -> OnnxRuntimeBackend:
             settings, others = with_operators(bare, path, data, summary, ops)
             check_overloads(path, summary, settings.nodes if settings.library else ())
-            return cls(data, path, settings, metadata, summary.expanded_routing or others, stated)
+            return kind(data, path, settings, metadata, summary.expanded_routing or others, stated)
 
         try:
             return opened(ops)
@@ -262,12 +268,7 @@ class OnnxRuntimeBackend:
             refused = explained(str(error), feeds)
             if refused is not None:
                 raise refused from error
-            shapes = ", ".join(f"{name} {list(a.shape)}" for name, a in feeds.items())
-            raise ArtefactError(
-                f"ONNX Runtime failed while running {self._path} on {shapes}.",
-                first_line(error),
-                "If the model was made for these shapes, the file is damaged: export it again.",
-            ) from error
+            raise cannot_run(self._path, feeds, error) from error
         return {name: np.asarray(value) for name, value in zip(outputs, values, strict=True)}
 
     def profiled_runs(self, feeds: Feeds) -> AbstractContextManager[ProfiledRuns]:
@@ -287,6 +288,26 @@ class OnnxRuntimeBackend:
     def closed(self) -> bool:
         """Whether `close` was called; the attributes remain available."""
         return self._session is None
+
+
+def _kind(gpu: int | None, graphs: bool | None) -> type[OnnxRuntimeBackend]:
+    """The class for a device.
+
+    Raises:
+        UsageError: graphs are required on the CPU.
+    """
+    if gpu is None and graphs:
+        raise UsageError(
+            "graphs is True on the CPU.",
+            "CUDA graphs need a GPU.",
+            "Leave it out, or use the device 'cuda'.",
+        )
+    if gpu is None:
+        return OnnxRuntimeBackend
+    # Not at the top: it needs this module, and nothing of CUDA is imported for the CPU.
+    from capsedge.runtime.backends.onnxruntime_cuda import OnnxRuntimeCudaBackend
+
+    return OnnxRuntimeCudaBackend
 
 
 def _ports(nodes: Sequence[Any]) -> tuple[Port, ...]:

@@ -89,16 +89,20 @@ def resolve_provider(provider: str, gpu: int | None) -> str:
     return _NAMES[provider]
 
 
-def provider_chain(provider: str, gpu: int | None) -> list[Any]:
+def provider_chain(provider: str, gpu: int | None, graphs: bool = False) -> list[Any]:
     """The list for ONNX Runtime: the provider, followed for TensorRT by the CUDA provider.
 
     FP32 is FP32: the CUDA provider would use TF32, which keeps 10 bits, where the GPU has it. The TensorRT
     provider has no such option.
+
+    Args:
+        graphs: whether the CUDA provider captures graphs.
     """
     if gpu is None:
         return [provider]
     device = {"device_id": str(gpu)}
-    cuda = (CUDA, {**device, "use_tf32": "0"})
+    captured = {"enable_cuda_graph": "1"} if graphs else {}
+    cuda = (CUDA, {**device, "use_tf32": "0", **captured})
     return [cuda] if provider == CUDA else [(provider, device), cuda]
 
 
@@ -241,6 +245,7 @@ class SessionSettings:
         kernels: the GPU's code, for kernels of the CUDA provider; None for those of the CPU.
         provider: ONNX Runtime's name of the execution provider.
         gpu: number of the GPU; None on the CPU.
+        graphs: whether to use CUDA graphs; None for where the file can, True to refuse another file.
     """
 
     threads: int | None = None
@@ -249,6 +254,7 @@ class SessionSettings:
     kernels: Path | None = None
     provider: str = CPU
     gpu: int | None = None
+    graphs: bool | None = None
 
     def session_options(self, ort: Any, folder: Path | None = None) -> Any:
         """Options of a session that opens no other files.
@@ -331,4 +337,18 @@ def cannot_load(ort: Any, path: Path, error: Exception) -> CapsedgeError:
         f"ONNX Runtime {ort.__version__} cannot load {path}.",
         first_line(error),
         "Check the file with `capsedge inspect`, or export it again with `capsedge export`.",
+    )
+
+
+def cannot_run(path: Path, feeds: Mapping[str, Any], error: Exception) -> ArtefactError:
+    """The error for inputs on which ONNX Runtime fails.
+
+    Args:
+        feeds: arrays by name.
+    """
+    shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feeds.items())
+    return ArtefactError(
+        f"ONNX Runtime failed while running {path} on {shapes}.",
+        first_line(error),
+        "If the model was made for these shapes, the file is damaged: export it again.",
     )

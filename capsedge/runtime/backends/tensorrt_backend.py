@@ -28,7 +28,12 @@ from capsedge.runtime.backends.backend import (
     parse_device,
 )
 from capsedge.runtime.backends.cuda import LEGACY_STREAM
-from capsedge.runtime.backends.device_array import DeviceArray, device_array
+from capsedge.runtime.backends.device_array import (
+    DeviceArray,
+    check_array,
+    check_writable,
+    device_array,
+)
 from capsedge.runtime.backends.tensorrt_engine import LoadedEngine, Sizes
 from capsedge.runtime.backends.tensorrt_slots import CONTEXTS, Capturing, Slot, Slots
 from capsedge.runtime.engine_metadata import EngineMetadata
@@ -97,7 +102,7 @@ class TensorRTBackend:
                 "Leave out device, ops and provider, or load the ONNX file that it was built from.",
             )
         contexts = CONTEXTS if options.contexts is None else options.contexts
-        return cls(file.path, gpu, contexts=contexts)
+        return cls(file.path, gpu, contexts=contexts, graphs=options.graphs is not False)
 
     @property
     def no_graph_reason(self) -> str:
@@ -172,14 +177,13 @@ class TensorRTBackend:
             sizes = self._sizes({name: array.shape for name, array in arrays.items()})
             results = self._shared(self.outputs, out or {}, slot)
             for port in self.inputs:
-                _check(port, LoadedEngine.shape(port, sizes), arrays[port.name])
+                check_array(port, LoadedEngine.shape(port, sizes), arrays[port.name])
             bound = slot.bind(sizes)
             for port in self.outputs:
                 if port.name in results:
-                    _check(port, bound.shapes[port.name], results[port.name])
+                    check_array(port, bound.shapes[port.name], results[port.name])
             for name, array in results.items():
-                if array.read_only:
-                    raise UsageError(f"'{name}' is read-only.", "", "Pass a writable array.")
+                check_writable(name, array)
             if stream is not None:
                 cuda.wait(slot.stream, stream)
             for port in self.inputs:
@@ -261,16 +265,6 @@ def _outside(sizes: set[int], low: int, high: int) -> str:
     if len(sizes) <= 1 and all(low <= size <= high for size in sizes):
         return ""
     return " and ".join(map(str, sorted(sizes)))
-
-
-def _check(port: Port, wanted: tuple[int, ...], array: DeviceArray) -> None:
-    """Refuse an array that is not what an input or output needs."""
-    if array.dtype != port.dtype or array.shape != wanted:
-        raise ShapeError(
-            f"'{port.name}' is {array.dtype} {list(array.shape)}.",
-            f"Expected: {port.dtype} {list(wanted)}.",
-            "Convert it before inference.",
-        )
 
 
 def _read(address: int, port: Port, shape: tuple[int, ...]) -> NDArray[Any]:

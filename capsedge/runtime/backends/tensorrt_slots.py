@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from capsedge.errors import EnvironmentProblem, UsageError
+from capsedge.runtime.backends.backend import NOT_REQUESTED
 from capsedge.runtime.backends.tensorrt_engine import LoadedEngine, Shapes, Sizes
 
 CONTEXTS = 4  # calls at the same time; more keep no GPU busier and cost memory
@@ -44,7 +45,7 @@ class Capturing:
     """
 
     def __init__(self, graphs: bool) -> None:
-        self.no_graph_reason = "" if graphs else "graphs were not requested"
+        self.no_graph_reason = "" if graphs else NOT_REQUESTED
         self._left = _ATTEMPTS
 
     def failed(self, why: str) -> None:

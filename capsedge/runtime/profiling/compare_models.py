@@ -11,6 +11,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from capsedge.errors import UnsupportedModelError, UsageError
+from capsedge.runtime.backends.backend import GraphBackend
 from capsedge.runtime.onnx_file.summary import read_bytes, summarize
 from capsedge.runtime.profiling.compare import CAPSEDGE, Entrant, compare
 from capsedge.runtime.profiling.profile import (
@@ -21,7 +22,12 @@ from capsedge.runtime.profiling.profile import (
     session_device,
 )
 from capsedge.runtime.profiling.profile_options import ProfileOptions
-from capsedge.runtime.profiling.worker import CONVERTED_SUFFIXES, Specification, ops_argument
+from capsedge.runtime.profiling.worker import (
+    CONVERTED_SUFFIXES,
+    Specification,
+    graphs_argument,
+    ops_argument,
+)
 from capsedge.runtime.progress import Progress, silent
 from capsedge.runtime.result_summary import distinct_names
 from capsedge.runtime.session import Session
@@ -54,8 +60,9 @@ def profile_models(
         peer_model: another file for the other peers to run.
 
     Returns:
-        Runs of all models, and comparisons if there are peers or several models. An entrant with different
-        outputs is listed by ``Comparison.failed`` and not timed.
+        Runs of all models, and comparisons if there are peers or several models; for one ONNX file on a GPU,
+        of the ways to run it: function bodies or kernels, with and without CUDA graphs. An entrant with
+        different outputs is listed by ``Comparison.failed`` and not timed.
 
     Raises:
         UsageError: an argument is wrong.
@@ -70,7 +77,9 @@ def profile_models(
         one = profile(session, options, inputs=inputs, progress=progress)
         report.runs += [replace(run, model=name) for run in one.runs]
         report.peaks, report.machine = report.peaks or one.peaks, one.machine
-    if entrants:
+    if not entrants:
+        entrants = _ways(sessions[0])
+    if len(entrants) > 1:
         feeds = (
             [dict(inputs)]
             if inputs
@@ -110,8 +119,10 @@ def _entrants(
                 "The peers run on the CPU.",
                 "Use --device cpu, or profile several models or engines without --compare.",
             )
-        ops = ops_argument(session)
-        mine = Specification(CAPSEDGE, model, "", threads=threads, ops=ops, device=device)
+        mine = Specification(
+            CAPSEDGE, model, "", threads=threads, ops=ops_argument(session), device=device,
+            graphs=graphs_argument(session),
+        )  # fmt: skip
         entrants.append(Entrant(f"capsedge {session.backend.ops}{suffix}", mine, model))
         for peer in peers:
             file = session.path if peer_model is None or peer == "torch" else peer_model
@@ -125,6 +136,33 @@ def _entrants(
             else:
                 entrants.append(Entrant(f"{peer}{suffix}", theirs, model))
     return entrants
+
+
+def _ways(session: Session) -> list[Entrant]:
+    """The ways in which ONNX Runtime can run a model on a GPU: bodies or kernels, without graphs and with
+    them; the simplest is first.
+    """
+    backend, device = session.backend, session_device(session)
+    if backend.engine_metadata is not None or not isinstance(backend, GraphBackend):
+        return []
+    kernels = {"portable": "portable"}
+    if backend.ops != "portable":
+        kernels[backend.ops] = "auto"
+    captures: dict[str, bool | None] = {"": False}
+    if not backend.no_graph_reason:
+        captures[", CUDA graphs"] = None
+    model = str(session.path)
+    return [
+        Entrant(
+            f"capsedge {name}{suffix}",
+            Specification(
+                CAPSEDGE, model, "", threads=backend.threads, ops=ops, device=device, graphs=graphs
+            ),
+            model,
+        )
+        for name, ops in kernels.items()
+        for suffix, graphs in captures.items()
+    ]
 
 
 def _check_portable(file: Path, peer: str) -> None:

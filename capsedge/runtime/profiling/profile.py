@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from capsedge.errors import UsageError
 from capsedge.options import takes
 from capsedge.runtime import machine
-from capsedge.runtime.backends.backend import Feeds, Port, closed_error
+from capsedge.runtime.backends.backend import Feeds, Port, closed_error, graph_text
 from capsedge.runtime.files.text import format_milliseconds
 from capsedge.runtime.files.writing import SESSION, path_error, sha256, write_text
 from capsedge.runtime.profiling.machine_peaks import Peaks, measure_peaks
@@ -393,9 +393,10 @@ def backend_version(session: Session) -> str:
 
     package = session.backend.name
     found = machine.versions(package)
+    graphs = f", {text}" if (text := graph_text(session.backend)) else ""
     return (
         f"capsedge {__version__} ({session.backend.ops} operators), {package} "
-        f"{found.get(package, 'unknown')}"
+        f"{found.get(package, 'unknown')}{graphs}"
     )
 
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from capsedge.errors import EnvironmentProblem, UnsupportedModelError
 from capsedge.runtime.backends.backend import Feeds
 from capsedge.runtime.files.writing import temporary_folder
-from capsedge.runtime.profiling.worker import Limits, Specification, ops_argument
+from capsedge.runtime.profiling.worker import Limits, Specification, graphs_argument, ops_argument
 from capsedge.runtime.session import Session
 
 # --- The driver of a worker ---
@@ -204,6 +204,7 @@ def measure_startup(session: Session, feeds: Feeds, device: str, threads: int) -
             threads=threads,
             ops=ops_argument(session),
             device=device,
+            graphs=graphs_argument(session),
         )
         with Worker(specification) as worker:
             _, memory = worker.round(Limits(warmup=0.1, duration=0.5, iterations=5))

@@ -54,7 +54,7 @@ class Specification:
         inputs: an ``.npz`` file with the inputs by name.
         output: the ``.npz`` file to write the outputs to; empty if there is none.
         threads: threads of one inference; 0 for the runtime's own choice.
-        ops, device, provider: as for ``capsedge.load``.
+        ops, device, provider, graphs: as for ``capsedge.load``.
         precision: OpenVINO's precision; empty for its own choice, bfloat16 on processors that have it.
         single: run each image of the inputs by itself, for files of batch 1; the first one is timed.
         checkpoint: for peers that run the trained model itself.
@@ -69,6 +69,7 @@ class Specification:
     ops: str = "auto"
     device: str = "cpu"
     provider: str = "auto"
+    graphs: bool | None = None
     precision: str = "f32"
     single: bool = False
     checkpoint: str = ""
@@ -85,6 +86,15 @@ def ops_argument(session: Session) -> str:
     """
     gpu, ops = session.backend.gpu, session.backend.ops
     return ops if gpu is None and ops != "mixed" else "auto"
+
+
+def graphs_argument(session: Session) -> bool | None:
+    """The ``graphs`` of ``capsedge.load`` for a session that runs in the same way."""
+    from capsedge.runtime.backends.backend import NOT_REQUESTED, GraphBackend
+
+    backend = session.backend
+    off = isinstance(backend, GraphBackend) and backend.no_graph_reason == NOT_REQUESTED
+    return False if off else None
 
 
 @dataclass(frozen=True)
@@ -233,10 +243,10 @@ def load_capsedge(s: Specification) -> tuple[Run, str]:
     from capsedge.runtime.load import load
     from capsedge.runtime.runtime_options import RuntimeOptions
 
-    session = load(
-        s.model,
-        RuntimeOptions(device=s.device, threads=s.threads or None, ops=s.ops, provider=s.provider),
+    options = RuntimeOptions(
+        device=s.device, threads=s.threads or None, ops=s.ops, provider=s.provider, graphs=s.graphs
     )
+    session = load(s.model, options)
     package = "onnxruntime" if session.backend.engine_metadata is None else "tensorrt"
     below = f"{package} {machine.versions(package).get(package, 'unknown')}"
     return session.run, f"capsedge {__version__} ({session.backend.ops}), {below}"
