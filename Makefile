@@ -21,7 +21,7 @@ PAGE := capsedge/serving/deploy/site/index.html
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-slow test-nvidia test-ray test-gpu-code test-cuda-provider bench-serve runtimes web test-web wheels cuda-wheel test-wheel test-release test-arm docs conformance fuzz mutants native-builds cuda lint format clean
+.PHONY: help demo test test-all test-slow test-nvidia test-ray test-gpu test-gpu-code test-cuda-provider bench-serve runtimes web test-web wheels cuda-wheel test-wheel test-release test-arm docs conformance fuzz mutants native-builds cuda lint format clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -101,6 +101,9 @@ mutants: $(READY) ## Put faults into the code and count which tests find them (t
 	$(BIN)/python $(INSTALL) 'capsedge[mutants]'
 	$(BIN)/python -m tools.mutants $(SUBJECT:%=--only %)
 
+test-gpu: $(READY) cuda ## Run everything that needs a GPU, on a machine with one, and write one report (two hours; resumes)
+	$(BIN)/python -m tools.gpu
+
 test-cuda-provider: $(READY) ## Test ONNX Runtime's CUDA provider with our kernels, without a GPU; installs onnxruntime-gpu, and nvcc if it is missing, in build
 	@echo "Installing onnxruntime-gpu (256 MB) in build/provider, apart from the environment's ONNX Runtime."
 	command -v nvcc > /dev/null || export PATH="$$(dirname "$$(PYTHON=$(PYTHON) tools/nvcc.sh)"):$$PATH" && \
@@ -109,7 +112,7 @@ test-cuda-provider: $(READY) ## Test ONNX Runtime's CUDA provider with our kerne
 
 test-gpu-code: $(READY) ## Execute nvcc's code for the CUDA kernels on the CPU, all cases, three architectures (needs nvcc of CUDA 13)
 	$(BIN)/python -m tools.ptx.provider
-	CAPSEDGE_REQUIRE_PROVIDER=1 $(BIN)/python -m pytest -n 2 --dist worksteal tests/native/ptx tests/native/test_first_gpu_day.py -m "slow or not slow"
+	CAPSEDGE_REQUIRE_PROVIDER=1 $(BIN)/python -m pytest -n 2 --dist worksteal tests/native/ptx tests/native/test_tools_gpu.py -m "slow or not slow"
 
 native-builds: $(READY) ## Test sanitizer, old x86 and ARM builds of the kernels (needs g++-aarch64-linux-gnu, qemu-user)
 	$(BIN)/python -m pytest tests/native -m slow

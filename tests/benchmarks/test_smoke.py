@@ -72,7 +72,7 @@ LEFT_OUT = {
 # Tools that pages and the Makefile name.
 TOOLS = (
     "tools.c_reference", "tools.docs.map", "tools.docs.messages", "tools.draw_photographs",
-    "tools.draw_samples", "tools.first_gpu_day.__main__", "tools.lock",
+    "tools.draw_samples", "tools.gpu.__main__", "tools.lock",
     "tools.release", "tools.runtimes", "tools.speed", "tools.walks", "tools.wheels",
     "tools.zoo.__main__", "tools.zoo.train_photos",
 )  # fmt: skip

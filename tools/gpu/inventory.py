@@ -1,4 +1,4 @@
-"""List what the machine has: ``python -m tools.first_gpu_day.inventory FILE``. No setting is changed."""
+"""List what the machine has: ``python -m tools.gpu.inventory FILE``. No setting is changed."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Run everything on a GPU that is available only for minutes, in one command.
 
-    python -m tools.first_gpu_day --plan             # steps and minutes; runs nothing
-    python -m tools.first_gpu_day --pack gpu.tar.gz  # what a machine without network access needs
-    python -m tools.first_gpu_day                    # all of it; run again, it continues where it stopped
-    python -m tools.first_gpu_day --stage latency --minutes 5
-    python -m tools.first_gpu_day --device emulated  # a rehearsal on a CPU, with small sizes
+    python -m tools.gpu --plan                 # steps and minutes; runs nothing
+    python -m tools.gpu --pack build/gpu-pack --provider onnxruntime_gpu.whl  # to carry
+    python -m tools.gpu                        # all of it; run again, it continues where it stopped
+    python -m tools.gpu --stage latency --minutes 5
+    python -m tools.gpu --device emulated      # a rehearsal on a CPU, with small sizes
 
 Needs a driver, Python and numpy; the report lists anything else that a step lacks. No GPU setting is changed,
 and nothing is downloaded.
@@ -13,6 +13,7 @@ and nothing is downloaded.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -30,13 +31,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--state", type=Path, default=Path("build/first-gpu-day"), metavar="DIR")
+    parser.add_argument("--state", type=Path, default=Path("build/gpu"), metavar="DIR")
     parser.add_argument("--stage", action="append", choices=STAGES, help="only this one")
     parser.add_argument("--minutes", type=float, default=120, help="begin no step after so many")
     parser.add_argument("--device", choices=("gpu", "emulated"), default="gpu")
     parser.add_argument("--plan", action="store_true", help="print steps and minutes")
     parser.add_argument(
-        "--pack", type=Path, metavar="FILE", help="write what must be carried there"
+        "--pack", type=Path, metavar="DIR", help="write what must be carried there, in parts"
+    )
+    parser.add_argument(
+        "--provider", type=Path, metavar="WHEEL", help="with --pack: onnxruntime-gpu, carried too"
     )
     options = parser.parse_args()
     chosen = steps(small=options.device == "emulated")
@@ -46,9 +50,8 @@ def main() -> int:
         _plan(wanted)
         return 0
     if options.pack:
-        print(f"{options.pack}: {pack.write(options.pack) / 1e6:.1f} MB")
-        return 0
-    environment = emulated.environment() if options.device == "emulated" else {}
+        return _pack(options.pack, options.provider)
+    environment = emulated.environment() if options.device == "emulated" else carried()
     options.state.mkdir(parents=True, exist_ok=True)
     state, start = State(options.state.resolve()), time.monotonic()
 
@@ -60,6 +63,22 @@ def main() -> int:
     print((state.folder / "report.md").read_text())
     verdicts = [(state.result(step) or {}).get("verdict") for step in wanted]
     return 1 if {"failed", "stopped"} & set(verdicts) else 0
+
+
+def _pack(folder: Path, provider: Path | None) -> int:
+    for part in pack.write(folder, provider):
+        print(f"{part}: {part.stat().st_size / 1e6:.1f} MB")
+    print(f"there: cat {folder.name}/* | tar xz && cd {pack.INSIDE} && python -m tools.gpu")
+    return 0
+
+
+def carried() -> dict[str, str]:
+    """The environment that puts a carried ONNX Runtime before the machine's own."""
+    provider = pack.ROOT / pack.PROVIDER
+    if not provider.is_dir():
+        return {}
+    others = os.environ.get("PYTHONPATH", "")
+    return {"PYTHONPATH": f"{provider}{others and os.pathsep}{others}"}
 
 
 def _plan(wanted: Sequence[Step]) -> None:
@@ -74,7 +93,7 @@ def _plan(wanted: Sequence[Step]) -> None:
         for step in mine:
             print(f"  {step.name}: {step.seconds:.0f} s, at most {step.limit:.0f} s")
     try:
-        print(f"to be carried: {pack.size() / 1e6:.1f} MB before compression (--pack FILE)")
+        print(f"to be carried: {pack.size() / 1e6:.1f} MB before compression (--pack DIR)")
     except FileNotFoundError as error:
         print(f"to be carried: {error}")
 
@@ -82,5 +101,5 @@ def _plan(wanted: Sequence[Step]) -> None:
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except (CapsedgeError, FileNotFoundError) as error:
+    except (CapsedgeError, FileNotFoundError, FileExistsError) as error:
         sys.exit(str(error))

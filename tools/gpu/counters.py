@@ -1,4 +1,4 @@
-"""Nsight Compute's counts for one layer: ``python -m tools.first_gpu_day.counters --layer digit --batch 1``.
+"""Nsight Compute's counts for one layer: ``python -m tools.gpu.counters --layer digit --batch 1``.
 
 It counts instructions, bytes from memory and bank conflicts in shared memory, for each kernel of one call.
 The counts do not depend on clocks, which are left unchanged.
@@ -84,7 +84,7 @@ def main() -> int:
         print("ncu is not installed: it comes with the CUDA toolkit")
         return 3
     command = [ncu, "--csv", "--clock-control", "none", "--metrics", ",".join(METRICS)]
-    command += [sys.executable, "-m", "tools.first_gpu_day.counters", *sys.argv[1:], "--inside"]
+    command += [sys.executable, "-m", "tools.gpu.counters", *sys.argv[1:], "--inside"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     launches = parsed(done.stdout)
     if done.returncode or not launches:

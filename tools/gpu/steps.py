@@ -1,4 +1,4 @@
-"""The steps of the day, the most informative of each stage first; each is one process with its own limit."""
+"""The steps, the most informative of each stage first; each is one process with its own limit."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def steps(small: bool = False) -> list[Step]:
         small: few cases and sizes, for a rehearsal on an emulated GPU.
     """
     found = [
-        Step("inventory", "inventory", _python("tools.first_gpu_day.inventory", OUTPUT), 5, 60),
+        Step("inventory", "inventory", _python("tools.gpu.inventory", OUTPUT), 5, 60),
         *_conformance(small),
         *_behaviour(small),
         *_sanitizer(small),
@@ -113,7 +113,7 @@ def _latency(small: bool) -> Iterator[Step]:
 def _counters(small: bool) -> Iterator[Step]:
     for layer, batch in COUNTED[:1] if small else COUNTED:
         words = ("--layer", layer, "--batch", str(batch), "-o", OUTPUT)
-        command = _python("tools.first_gpu_day.counters", *words)
+        command = _python("tools.gpu.counters", *words)
         name = f"counters-{layer.replace(' ', '-')}-{batch}"
         yield Step(name, "counters", command, 20, 120, ("gpu", "kernels", "ncu"), timed=True)
 

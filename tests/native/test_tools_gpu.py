@@ -1,19 +1,21 @@
-"""The first day with a GPU, rehearsed: what runs, what is resumed, what a report says."""
+"""`tools.gpu`, rehearsed: what runs, what is resumed, what a report says, what is packed."""
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
 import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import ROOT
-from tools.first_gpu_day import against_ptx, pack, report
-from tools.first_gpu_day.running import State, run
-from tools.first_gpu_day.steps import OUTPUT, STAGES, Step, steps
+from tools.gpu import against_ptx, pack, report
+from tools.gpu.running import State, run
+from tools.gpu.steps import OUTPUT, STAGES, Step, steps
 from tools.ptx import build
 
 
@@ -121,13 +123,22 @@ def test_the_archive_runs_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for file in (library, library.with_name("capsedge.fatbin")):
         file.write_bytes(b"")
     monkeypatch.setenv("CAPSEDGE_CUDA_LIBRARY", str(library))
-    assert pack.write(tmp_path / "gpu.tar.gz") < pack.LIMIT
-    with tarfile.open(tmp_path / "gpu.tar.gz") as archive:
+    monkeypatch.setattr(pack, "PART_BYTES", 1_000_000)
+    wheel = tmp_path / "onnxruntime_gpu.whl"
+    with zipfile.ZipFile(wheel, "w") as made:
+        made.writestr("onnxruntime/__init__.py", "")
+        made.writestr("onnxruntime/capi/libonnxruntime_providers_tensorrt.so", "large")
+    parts = pack.write(tmp_path / "parts", wheel)
+    assert len(parts) > 1
+    assert {part.stat().st_size for part in parts[:-1]} == {1_000_000}
+    whole = io.BytesIO(b"".join(part.read_bytes() for part in parts))
+    with tarfile.open(fileobj=whole) as archive:
         archive.extractall(tmp_path, filter="data")
     folder = tmp_path / "capsedge-gpu"
+    assert [path.name for path in folder.glob("provider/*/*")] == ["__init__.py"]
     assert (folder / "build" / "cuda" / library.name).is_file()
     assert (folder / "build" / "cuda" / "capsedge.fatbin").is_file()
-    command = [sys.executable, "-m", "tools.first_gpu_day", "--plan"]
+    command = [sys.executable, "-m", "tools.gpu", "--plan"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "conformance: 12 steps" in done.stdout
@@ -139,7 +150,7 @@ def test_a_rehearsal(tmp_path: Path) -> None:
     """Latency, counters and models need a real GPU; all else passes."""
     if reason := build.unavailable():
         pytest.skip(reason)
-    command = [sys.executable, "-m", "tools.first_gpu_day", "--device", "emulated"]
+    command = [sys.executable, "-m", "tools.gpu", "--device", "emulated"]
     done = subprocess.run(
         [*command, "--state", str(tmp_path)], cwd=ROOT, capture_output=True, text=True
     )

@@ -50,7 +50,7 @@ def _counts(output: str) -> dict[str, int]:
 def markdown(document: dict[str, Any]) -> str:
     """The report as a page."""
     steps = document["steps"]
-    lines = ["# The first day with a GPU", ""]
+    lines = ["# capsedge on a GPU", ""]
     if document["emulated"]:
         lines += ["**A rehearsal on an emulated GPU: no time below is that of a GPU.**", ""]
     lines += _machine(steps)
