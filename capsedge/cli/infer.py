@@ -179,6 +179,7 @@ def _infer_arrays(
     from capsedge.runtime.array_runs import run_rows
     from capsedge.runtime.files.writing import atomic_writer, check_apart
     from capsedge.runtime.load import load
+    from capsedge.runtime.onnx_file.stored_values import find_not_finite_in, why_of
 
     if len(model) != 1:
         raise UsageError(
@@ -194,6 +195,9 @@ def _infer_arrays(
         values = by_name(arrays, names, str(inputs))
         found = run_rows(session, dict(zip(names, values, strict=True)))
         ops, path = session.backend.ops, session.path
+    if any(value.dtype.kind == "f" and np.isnan(value).any() for value in found.values()):
+        wrong = find_not_finite_in(path)
+        _output.warn("outputs are NaN" + (f", so are weights. {why_of(wrong)}" if wrong else ""))
     if output is not None:
         # numpy's own function takes names as keywords, and cannot take the name `file`.
         with atomic_writer(output) as stream, zipfile.ZipFile(stream, "w") as archive:

@@ -75,7 +75,7 @@ def read_weights(path: Path | str) -> Weights:
     found = replace(found, tensors=without_counters(found.tensors))
     if not found.tensors:
         raise ArtefactError(f"{path} has no weights.", "It contains no tensors.", "Save it again.")
-    wrong = [line for name, t in found.tensors.items() if (line := not_finite(name, t))]
+    wrong = [each for name, t in found.tensors.items() if (each := not_finite(name, t))]
     if wrong:
         raise ArtefactError(
             f"The weights of {path} are not finite.",
