@@ -80,7 +80,7 @@ FINITE = {
 
 def test_every_form_is_found_and_the_finite_are_not() -> None:
     found = {form: [each.name for each in find_not_finite(data)] for form, data in FORMS.items()}
-    assert found == dict.fromkeys(FORMS, ["w"])
+    assert found == {form: ["w"] for form in FORMS}
     assert [form for form, data in FINITE.items() if find_not_finite(data)] == []
 
 

@@ -31,7 +31,7 @@ from capsedge.spec.operators import DOMAIN, OPERATORS, operator_of
 # What the exporter calls the poses of an iteration whose operators stand in the graph itself.
 _EXPANDED_POSE = re.compile(rb"[A-Za-z]+Routing_iter\d+_pose__\d+")
 
-_TRAINING_IS_STATED = 14  # opset; until then, more outputs than one meant training
+_TRAINING_ATTRIBUTE = 14  # opset; until then, more outputs than one meant training
 
 
 @dataclass
@@ -256,11 +256,11 @@ class _Summarizer(Walker):
         )
         summary.has_graph = onnx_wire.MODEL_GRAPH in found
         opset = summary.opsets.get("", summary.opsets.get("ai.onnx", 1))
-        stated = opset >= _TRAINING_IS_STATED
+        named = opset >= _TRAINING_ATTRIBUTE
         summary.training = [
             node.name
             for node in self.normalizations
-            if (node.training if stated else node.outputs > 1)
+            if (node.training if named else node.outputs > 1)
         ]
         return summary
 
