@@ -15,6 +15,7 @@ import capsedge  # noqa: E402
 from capsedge.errors import UnsupportedModelError  # noqa: E402
 from capsedge.runtime.onnx_file.summary import summarize  # noqa: E402
 from capsedge.runtime.onnx_file.training_mode import refuse_training  # noqa: E402
+from capsedge.serving.deploy import web  # noqa: E402
 from tests.graph.test_random_nodes import DRAWING, HARMLESS, file, node  # noqa: E402
 from tests.runtime.models import SIDE, capsule_model, save  # noqa: E402
 
@@ -62,12 +63,12 @@ def test_a_session_refuses_it_as_optimize_does(
 ) -> None:
     path = save(make(), tmp_path / "m.onnx")
     said = []
-    for use in (capsedge.load, capsedge.optimize):
+    for use in (capsedge.load, capsedge.optimize, lambda path: web._read(path, "m")):
         with pytest.raises(UnsupportedModelError, match=words) as caught:
             use(path)
         assert label in caught.value.why
         said.append((caught.value.what, caught.value.why, caught.value.fix))
-    assert said[0] == said[1]
+    assert said == said[:1] * 3
 
 
 def test_evaluation_mode_runs(tmp_path: Path) -> None:

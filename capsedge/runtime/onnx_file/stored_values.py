@@ -108,7 +108,14 @@ def find_not_finite_in(path: Path) -> list[NotFinite]:
 
 def _read(data: bytes) -> _Reader:
     reader = _Reader(data)
-    reader.walk(MODEL, 0, len(data))
+    try:
+        reader.walk(MODEL, 0, len(data))
+    except (Malformed, UnicodeDecodeError) as error:
+        raise ArtefactError(
+            "The file is not a complete ONNX file.",
+            f"Read as one, {error}.",
+            "Fetch the file again, or export it again with `capsedge export`.",
+        ) from error
     return reader
 
 
@@ -157,10 +164,12 @@ class _Reader(Walker):
             try:
                 sizes = self._integers(*within, onnx_wire.TENSOR_SIZES).tolist()
                 values = self._values(number_of(found, onnx_wire.TENSOR_TYPE), found, within)
-            except (Malformed, ValueError):  # whoever runs the file refuses it
+                if math.prod(sizes) != values.size:
+                    continue
+                values = values.reshape(sizes)
+            except (Malformed, ValueError, OverflowError):  # whoever runs the file refuses it
                 continue
-            if math.prod(sizes) == values.size:
-                yield Stored(name, values.reshape(sizes))
+            yield Stored(name, values)
 
     def _values(self, kind: int, found: FieldValues, within: tuple[int, int]) -> NDArray[Any]:
         dtype = np.dtype(_DTYPES[kind])
