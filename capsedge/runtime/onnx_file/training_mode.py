@@ -69,7 +69,8 @@ def random_error(name: str, nodes: Sequence[tuple[str, str]]) -> UnsupportedMode
 def _drawing(data: bytes, name: str) -> list[tuple[str, str]]:
     """Name and type of the Dropouts in training mode that affect an output."""
     model = structure_of(data, name)
-    on = {each.name: bool(each.values.any()) for each in stored_numbers(data)}
+    single = (each for each in stored_numbers(data) if each.values.size == 1)
+    on = {each.name: bool(each.values.any()) for each in single}
     whole = [(model.graph, [value.name for value in model.graph.outputs])]
     # Of a function, outputs are not read; all its nodes count.
     whole += [(f, [name for node in f.nodes for name in node.outputs]) for f in model.functions]
