@@ -110,6 +110,7 @@ def test_dropouts_are_found_wherever_they_reach_an_output() -> None:
         "nothing reads it": lambda: file(
             node("Dropout", ["x", "half", "true"], "r"), node("Relu", ["x"], "y")
         ),
+        "an output without a name": lambda: file(helper.make_node("Dropout", ["x"], ["y", ""])),
         "its shape": lambda: file(
             node("Dropout", ["x", "half", "true"], "r"),
             node("Shape", ["r"], "s"),

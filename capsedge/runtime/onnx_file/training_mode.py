@@ -78,9 +78,11 @@ def _drawing(data: bytes, name: str) -> list[tuple[str, str]]:
     for graph, outputs in whole:
         walked = list(graph.walk())
         known = _passed_on(walked, on)
-        computed = {name for node in walked for name in node.outputs}
+        computed = {name for node in walked for name in node.outputs if name}
         for node in _reaching(graph, outputs):
             ratio, mode = (_input(node, k) for k in DROPOUTS.get(node.op, (-1, -1)))
+            if not mode:  # without the input: before opset 12, and by default
+                continue
             # A mode that is an input of the file is the choice of whoever runs it.
             if known.get(mode, mode in computed) and known.get(ratio, True):
                 found.append((node.name or next(filter(None, node.outputs), ""), node.op))
