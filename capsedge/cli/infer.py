@@ -180,6 +180,7 @@ def _infer_arrays(
     from capsedge.runtime.array_runs import run_rows
     from capsedge.runtime.files.writing import atomic_writer, check_apart
     from capsedge.runtime.load import load
+    from capsedge.runtime.onnx_file.stored_values import find_not_finite_in, why_of
 
     if len(model) != 1:
         raise UsageError(
@@ -196,6 +197,9 @@ def _infer_arrays(
         found = run_rows(session, dict(zip(names, values, strict=True)))
         ops, path = session.backend.ops, session.path
         _log_graphs(session, options)
+    if any(value.dtype.kind == "f" and np.isnan(value).any() for value in found.values()):
+        wrong = find_not_finite_in(path)
+        _output.warn("outputs are NaN" + (f", so are weights. {why_of(wrong)}" if wrong else ""))
     if output is not None:
         # numpy's own function takes names as keywords, and cannot take the name `file`.
         with atomic_writer(output) as stream, zipfile.ZipFile(stream, "w") as archive:

@@ -258,6 +258,10 @@ def _forecast(file: Path, batches: list[int], device: str | None, as_json: bool)
 
 def _show(found: Inspection, batches: list[int]) -> None:
     print_table("File", ("", ""), _facts(found))
+    if found.not_finite:
+        from capsedge.runtime.finite import listed
+
+        _output.warn(f"weights are NaN or infinite: {'; '.join(listed(found.not_finite))}")
     for title, values in (("Inputs", found.inputs), ("Outputs", found.outputs)):
         if values:
             allowed = [_allowed(found.bounds.get(v.name)) for v in values]

@@ -17,12 +17,13 @@ from capsedge.graph import proto
 from capsedge.graph.check_operators import operator_problem
 from capsedge.graph.functions import attach_functions
 from capsedge.graph.random_nodes import refuse_random
-from capsedge.graph.stored_values import refuse_not_finite
-from capsedge.graph.training_nodes import refuse_training
 from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime
 from capsedge.runtime.backends.onnxruntime_session import keep_to_itself
 from capsedge.runtime.files.text import printable
 from capsedge.runtime.onnx_file.order import Cyclic, sorted_nodes
+from capsedge.runtime.onnx_file.stored_values import refuse_not_finite
+from capsedge.runtime.onnx_file.summary import summarize
+from capsedge.runtime.onnx_file.training_mode import refuse_training
 from capsedge.spec import limits, onnx_wire
 from capsedge.spec.operators import DOMAIN
 
@@ -62,8 +63,8 @@ def check(data: bytes, name: str, bounds: Bounds) -> bytes:
     moved = _sort(model, name)
     _check_functions(model, name)
     _check_tensors(model, name)
-    refuse_not_finite(model, name)
-    refuse_training(model, name)
+    refuse_not_finite(data, name)
+    refuse_training(data, summarize(data, name), name)
     refuse_random(model, name)
     better = bytes(model.SerializeToString()) if moved else b""
     stored = _drop_weights(model)

@@ -8,9 +8,15 @@ from dataclasses import dataclass
 import onnx
 from onnx import numpy_helper
 
-from capsedge.errors import UnsupportedModelError
+from capsedge.runtime.onnx_file.training_mode import (
+    DROPOUT_DOMAINS,
+    DROPOUTS,
+    SAME,
+    SIZES_ONLY,
+    STANDARD,
+    random_error,
+)
 
-_STANDARD = ("", "ai.onnx")
 _RANDOM = {
     **dict.fromkeys(
         (
@@ -21,19 +27,10 @@ _RANDOM = {
             "RandomUniform",
             "RandomUniformLike",
         ),
-        _STANDARD,
+        STANDARD,
     ),
     "Sampling": ("com.microsoft",),
 }
-# By type: the positions of the ratio and the training mode among the inputs.
-_DROPOUTS = {
-    "Dropout": (1, 2),
-    "BitmaskDropout": (1, 2),
-    "BiasDropout": (3, 4),
-    "BitmaskBiasDropout": (3, 4),
-}
-_SIZES_ONLY = ("Shape", "Size")  # their result does not depend on the values of their input
-_SAME = ("Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze")
 
 Key = tuple[str, str, str]
 
@@ -51,9 +48,6 @@ class RandomNode:
     name: str
     operator: str
     output: str
-
-    def __str__(self) -> str:
-        return f"'{self.name}' ({self.operator})"
 
 
 def random_nodes(model: onnx.ModelProto) -> list[RandomNode]:
@@ -100,20 +94,8 @@ def refuse_random(model: onnx.ModelProto, name: str = "The file") -> None:
         UnsupportedModelError: names its random nodes.
     """
     found = random_nodes(model)
-    if not found:
-        return
-    training = any(n.operator in _DROPOUTS for n in found)
-    raise UnsupportedModelError(
-        f"{name} draws random numbers: two runs of the same input differ, so results cannot be "
-        "compared with it.",
-        f"An output depends on the node {found[0]}"
-        + (f", and on {len(found) - 1} more that draw random numbers." if len(found) > 1 else "."),
-        "Export it again "
-        + ("in evaluation mode: model.eval(), F.dropout(x, p, training=self.training)"
-           if training
-           else "with the numbers as a buffer (self.register_buffer) or as an input")
-        + ".",
-    )  # fmt: skip
+    if found:
+        raise random_error(name, [(node.name, node.operator) for node in found])
 
 
 def _reaching(nodes: Sequence[onnx.NodeProto], outputs: Sequence[str]) -> Iterator[onnx.NodeProto]:
@@ -127,7 +109,7 @@ def _reaching(nodes: Sequence[onnx.NodeProto], outputs: Sequence[str]) -> Iterat
             continue
         live.add(at)
         node = nodes[at]
-        if node.op_type in _SIZES_ONLY and node.domain in _STANDARD:
+        if node.op_type in SIZES_ONLY and node.domain in STANDARD:
             continue
         wanted += [i for i in node.input if i]
         for graph in _subgraphs(node):
@@ -158,7 +140,7 @@ def _constants(
     """Constant values by name, including those only passed on."""
     known = {t.name: t for t in stored}
     for node in nodes:
-        if node.op_type == "Constant" and node.domain in _STANDARD and node.output:
+        if node.op_type == "Constant" and node.domain in STANDARD and node.output:
             for attribute in node.attribute:
                 if attribute.name == "value":
                     known[node.output[0]] = attribute.t
@@ -167,7 +149,7 @@ def _constants(
                     known[node.output[0]] = onnx.helper.make_tensor(
                         "", onnx.TensorProto.FLOAT, (), [value]
                     )
-        elif node.op_type in _SAME and node.input and node.input[0] in known:
+        elif node.op_type in SAME and node.input and node.input[0] in known:
             known[node.output[0]] = known[node.input[0]]
     return known
 
@@ -175,8 +157,8 @@ def _constants(
 def _draws(node: onnx.NodeProto, known: dict[str, onnx.TensorProto]) -> bool:
     if node.domain in _RANDOM.get(node.op_type, ()):
         return True
-    places = _DROPOUTS.get(node.op_type)
-    if places is None or node.domain not in (*_STANDARD, "com.microsoft"):
+    places = DROPOUTS.get(node.op_type)
+    if places is None or node.domain not in DROPOUT_DOMAINS:
         return False
     ratio, training = (node.input[k] if len(node.input) > k else "" for k in places)
     if not training or _is_zero(

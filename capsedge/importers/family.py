@@ -79,6 +79,7 @@ class Weights:
         config: the model's configuration that the file stores (Keras); None if it has none.
         lambdas: names of the configuration's Lambda layers, whose code is never run.
         notes: remarks on what was omitted or unwrapped.
+        readings: other ways to read the file, for one that fits no family as it is.
     """
 
     tensors: Mapping[str, Floats]
@@ -86,6 +87,7 @@ class Weights:
     config: Mapping[str, Any] | None = None
     lambdas: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=())
+    readings: tuple[Weights, ...] = field(default=())
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:

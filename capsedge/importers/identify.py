@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from capsedge.errors import UnsupportedModelError, UsageError
 from capsedge.importers.families import FAMILIES
@@ -71,6 +71,17 @@ def identify(weights: Weights, family_name: str | None = None) -> Identified:
             f"Say which with {choice} (family= in Python), or let --data FOLDER decide.",
         )
     return whole[0]
+
+
+def readable(weights: Weights, family_name: str | None = None) -> Weights:
+    """The first way to read a file in which it fits a family; the file as it is if there is none.
+
+    Raises:
+        UsageError: no family has this name.
+    """
+    families = FAMILIES if family_name is None else [family_of(family_name)]
+    readings = (replace(weights, readings=()), *weights.readings)
+    return next((r for r in readings if any(f.fit(r).whole for f in families)), readings[0])
 
 
 def fitting(weights: Weights, family_name: str | None = None) -> list[Identified]:

@@ -18,7 +18,7 @@ from capsedge.importers.build_network import (
     read_data,
 )
 from capsedge.importers.family import ImportChoices, MissingChoice, Weights, combine_errors
-from capsedge.importers.identify import Identified, fitting, identify
+from capsedge.importers.identify import Identified, fitting, identify, readable
 from capsedge.importers.import_options import ImportOptions
 from capsedge.importers.key_map import apply, read_key_map
 from capsedge.importers.measure import Measured, measure
@@ -170,6 +170,8 @@ def import_checkpoint(
         keys = read_key_map(options.key_map)
         weights, answers = apply(keys, weights), replace(answers, fields=keys.model)
         family = family or "textbook"
+    else:
+        weights = readable(weights, family)
     notes = list(weights.notes)
     if data is None:
         found = _identified(weights, family, answers)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from io import BufferedReader
+from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,8 +18,16 @@ from capsedge.errors import ArtefactError, UsageError
 from capsedge.importers import keras_file
 from capsedge.importers.family import Floats, Weights
 from capsedge.importers.keras_file import BadHdf5
-from capsedge.models.user_weights import WRAPPERS, StateDict, candidates_of_torch
-from capsedge.models.weight_names import without_wrappers
+from capsedge.models.unnamed_weights import unnamed_in, unnamed_only
+from capsedge.models.user_weights import (
+    WRAPPERS,
+    StateDict,
+    candidates_in,
+    contents_of_torch,
+    in_parts,
+    no_weights,
+)
+from capsedge.models.weight_names import common_prefixes, without_wrappers
 from capsedge.runtime.files.archives import Archive, BadArchive
 from capsedge.runtime.files.formats import identify_path
 from capsedge.runtime.files.json_documents import Malformed
@@ -30,6 +39,7 @@ from capsedge.spec import limits
 # --- Formats, and limits on what they hold ---
 
 Read = Callable[[Path, BufferedReader], Weights]
+_READINGS = 20  # other ways to read a file that are tried
 # Formats of weights: a file in one of these merely has the wrong suffix.
 _NAMED_OTHERWISE = (
     "pytorch",
@@ -75,7 +85,7 @@ def read_weights(path: Path | str) -> Weights:
     found = replace(found, tensors=without_counters(found.tensors))
     if not found.tensors:
         raise ArtefactError(f"{path} has no weights.", "It contains no tensors.", "Save it again.")
-    wrong = [line for name, t in found.tensors.items() if (line := not_finite(name, t))]
+    wrong = [each for name, t in found.tensors.items() if (each := not_finite(name, t))]
     if wrong:
         raise ArtefactError(
             f"The weights of {path} are not finite.",
@@ -83,7 +93,28 @@ def read_weights(path: Path | str) -> Weights:
             DIVERGED,
             details=listed(wrong),
         )
-    return found
+    return replace(found, readings=tuple(islice(_readings(found), _READINGS)))
+
+
+def _readings(found: Weights) -> Iterator[Weights]:
+    """Other ways to read a file: another dictionary, its parts joined, without a prefix of most names."""
+    for each in (found, *found.readings):
+        if each is not found:
+            each = replace(each, tensors=without_counters(each.tensors))
+            yield each
+        plain = {without_wrappers(name): t for name, t in each.tensors.items()}
+        if len(plain) < len(each.tensors):
+            continue  # two names would become one
+        if plain.keys() != each.tensors.keys():
+            yield replace(each, tensors=plain)
+        for prefix in common_prefixes(plain):
+            inner = {k.removeprefix(prefix): t for k, t in plain.items() if k.startswith(prefix)}
+            left = [k for k in plain if not k.startswith(prefix)]
+            notes = [f"'{prefix}' is removed from all names"]
+            notes += (
+                [f"not part of the network, and left out: {', '.join(left[:3])}"] if left else []
+            )
+            yield replace(each, tensors=inner, notes=(*each.notes, *notes))
 
 
 def read_together(paths: Sequence[Path | str]) -> Weights:
@@ -176,23 +207,36 @@ def read(path: Path, file: BufferedReader) -> Weights:
     Raises:
         ArtefactError: the file is damaged, holds code, or has no tensors by name.
     """
-    found = candidates_of_torch(path, file)
+    value = contents_of_torch(path, file)
+    found = candidates_in(value)
     if not found:
-        raise ArtefactError(
-            f"{path} has no weights.",
-            "It contains no dictionary of tensors.",
-            "Save torch.save(model.state_dict(), path).",
-        )
-    best = min(found, key=_rank)
-    notes = [f"the weights are {_in_words(best)} of the file"] if best.location else []
-    notes += [f"{_in_words(c)} holds tensors of the same names" for c in found if _alike(c, best)]
-    tensors: dict[str, Floats] = {}
-    for name, tensor in best.read().items():
-        plain = without_wrappers(name)
-        if plain in tensors:
-            raise ArtefactError(f"{path} names '{plain}' twice.", "", "Save it again.")
-        tensors[plain] = np.ascontiguousarray(tensor.float().numpy())
-    return Weights(tensors, "PyTorch", notes=tuple(notes))
+        listed = next(unnamed_in(value), None)
+        raise no_weights(path) if listed is None else unnamed_only(path, listed)
+    ranked = sorted(found, key=_rank)
+    best, *others = (*ranked, *in_parts(found))
+    notes = [f"{_in_words(c)} holds tensors of the same names" for c in found if _alike(c, best)]
+    readings = [_weights(c) for c in others[:_READINGS]]
+    weights = _weights(best)
+    return replace(
+        weights,
+        notes=(*weights.notes, *notes),
+        readings=tuple(r for r in readings if len(r.tensors) > 1),
+    )
+
+
+def _weights(candidate: StateDict) -> Weights:
+    """The tensors of a dictionary; without wrappers, unless two names would become one."""
+    tensors = {
+        name: np.ascontiguousarray(tensor.float().numpy())
+        for name, tensor in candidate.read().items()
+    }
+    plain = {without_wrappers(name): tensor for name, tensor in tensors.items()}
+    where = _in_words(candidate) + ", ".join(candidate.parts)
+    return Weights(
+        plain if len(plain) == len(tensors) else tensors,
+        "PyTorch",
+        notes=(f"the weights are {where} of the file",) if where else (),
+    )
 
 
 def _rank(candidate: StateDict) -> tuple[int, int]:

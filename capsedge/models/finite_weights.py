@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from capsedge.errors import ArtefactError, UsageError
-from capsedge.runtime.finite import DIVERGED, listed, not_finite
+from capsedge.runtime.finite import DIVERGED, NotFinite, listed, not_finite
 
 _STATISTICS = re.compile(r"(^|\.)running_(mean|var)$")
 
@@ -45,14 +45,16 @@ def check_finite(
     raise UsageError("The module's weights are not finite.", why, DIVERGED, details=listed(wrong))
 
 
-def _wrong(tensors: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter]) -> Iterator[str]:
+def _wrong(
+    tensors: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter]
+) -> Iterator[NotFinite]:
     for name, tensor in tensors.items():
         if tensor.device.type != "cpu" or not tensor.dtype.is_floating_point:
             continue
         if not torch.isfinite(tensor).all():
             values = tensor.detach().double().numpy()
-            line = not_finite(name, values, _may_be_infinite(name, tensor, parameters))
-            yield from [line] if line else []
+            found = not_finite(name, values, _may_be_infinite(name, tensor, parameters))
+            yield from [found] if found else []
 
 
 def _may_be_infinite(name: str, tensor: Tensor, parameters: Mapping[str, nn.Parameter]) -> bool:

@@ -19,6 +19,13 @@ from torch import Tensor, nn
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.models.finite_weights import check_finite
 from capsedge.models.torch_file import read_torch, unreadable
+from capsedge.models.unnamed_weights import (
+    Unnamed,
+    complete,
+    does_not_fit,
+    named,
+    unnamed_in,
+)
 from capsedge.models.weight_names import (
     Match,
     Shapes,
@@ -117,15 +124,15 @@ def load_weights(module: nn.Module, path: Path | str) -> LoadedWeights:
                 "Larger files are not read.",
             )
         in_safetensors = path.suffix == ".safetensors"
-        found = [_of_safetensors(path, file)] if in_safetensors else candidates_of_torch(path, file)
+        value = None if in_safetensors else contents_of_torch(path, file)
+        found = [_of_safetensors(path, file)] if in_safetensors else candidates_in(value)
+        averages = [(each, named(each, module)) for each in unnamed_in(value)]
         if not found:
-            raise ArtefactError(
-                f"{path} has no weights.",
-                "It contains no dictionary of tensors.",
-                "Save torch.save(model.state_dict(), path).",
-            )
-        found += _in_parts(found, wanted)
+            return _load_unnamed(module, path, averages)
+        found += in_parts(found, wanted)
         fitted = sorted((_fitted(c, wanted) for c in found), key=_rank)
+        if not fitted[0].fits and any(complete(tensors, module) for _, tensors in averages):
+            return _load_unnamed(module, path, averages)
         best, match = fitted[0].candidate, fitted[0].matches[0]
         _compare(path, best, match, wanted)
         _check_one(path, fitted[0])
@@ -138,12 +145,46 @@ def load_weights(module: nn.Module, path: Path | str) -> LoadedWeights:
         for each in fitted[1:]
         if each.fits and each.candidate.location != best.location and not each.candidate.parts
     ]
+    notes += [f"{each.in_words}, a list in the module's order, fits its parameters as well"
+              for each, tensors in averages if tensors]  # fmt: skip
     left = [k for k in match.outside if not may_have(k)]
     if left:
         listed = ", ".join(k[:_LONGEST] for k in left[:_LISTED])
         rest = f" and {len(left) - _LISTED} more" if len(left) > _LISTED else ""
         notes.append(f"not part of the module, and left out: {listed}{rest}")
     return LoadedWeights(_in_words(best.location) + _joined(best.parts), tuple(notes))
+
+
+def _load_unnamed(
+    module: nn.Module, path: Path, averages: Sequence[tuple[Unnamed, dict[str, Tensor]]]
+) -> LoadedWeights:
+    """Load a list of parameters from a file that holds nothing else.
+
+    Raises:
+        UsageError: it does not fit, or lacks buffers.
+        ArtefactError: there is none.
+    """
+    if not averages:
+        raise no_weights(path)
+    whole = [(each, tensors) for each, tensors in averages if complete(tensors, module)]
+    if not whole:
+        raise does_not_fit(path, averages[0][0], module)
+    chosen, tensors = whole[0]
+    check_finite(module, tensors, path)
+    module.load_state_dict(tensors, strict=False)
+    note = (
+        "its weights have no names: they are taken in the module's order, in which all shapes fit"
+    )
+    return LoadedWeights(chosen.in_words, (note,))
+
+
+def no_weights(path: Path) -> ArtefactError:
+    """The error for a file without tensors by name."""
+    return ArtefactError(
+        f"{path} has no weights.",
+        "It contains no dictionary of tensors.",
+        "Save torch.save(model.state_dict(), path).",
+    )
 
 
 def _joined(parts: Sequence[str]) -> str:
@@ -177,14 +218,14 @@ def _damaged(path: Path, error: Exception) -> ArtefactError:
     )
 
 
-def candidates_of_torch(path: Path, file: Any) -> list[StateDict]:
-    """Every dictionary of tensors in a ``torch.save`` file, the outer ones first.
+def contents_of_torch(path: Path, file: Any) -> Any:
+    """What a ``torch.save`` file holds.
 
     Raises:
         ArtefactError: the file is damaged or holds code.
     """
     try:
-        value = read_torch(file)
+        return read_torch(file)
     except (BadArchive, BadPickle) as error:
         reason = unreadable(path, error)
         fix = (
@@ -192,6 +233,10 @@ def candidates_of_torch(path: Path, file: Any) -> list[StateDict]:
             "PyTorch 0.3 or later."
         )
         raise ArtefactError(reason.what, reason.why, fix) from error
+
+
+def candidates_in(value: Any) -> list[StateDict]:
+    """Every dictionary of tensors in what a file holds, the outer ones first."""
     return [
         StateDict(place, {k: tuple(v.shape) for k, v in tensors.items()}, lambda t=tensors: t)  # type: ignore[misc]
         for place, tensors in _dictionaries(value, (), set())
@@ -213,16 +258,22 @@ def _dictionaries(
             yield from _dictionaries(inner, (*location, key), visited)
 
 
-def _in_parts(found: Sequence[StateDict], expected: Shapes) -> list[StateDict]:
-    """The dictionaries that lie below the same one, joined: a state dict for each part of the module."""
+def in_parts(found: Sequence[StateDict], expected: Shapes | None = None) -> list[StateDict]:
+    """The dictionaries that lie below the same one, joined: a state dict for each part of the module.
+
+    Args:
+        expected: the module's tensors, whose first names the parts have; None for any parts.
+    """
     made = []
     places = {c.location[:k] for c in found for k in range(len(c.location))}
-    first = {name.split(".")[0] for name in map(without_wrappers, expected)}
+    first = {name.split(".")[0] for name in map(without_wrappers, expected or ())}
     for place in sorted(places, key=len):
         shapes, reads, parts = dict[str, tuple[int, ...]](), list[_Part](), list[str]()
         for c in found:
             path = [_part(k) for k in c.location[len(place) :] if k not in WRAPPERS]
-            if c.location[: len(place)] != place or (path and path[0] not in first):
+            if c.location[: len(place)] != place or (
+                path and expected is not None and path[0] not in first
+            ):
                 continue
             prefix = ".".join(path) + "." if path else ""
             part = _Part(c, {k: prefix + without_wrappers(k) for k in c.shapes})

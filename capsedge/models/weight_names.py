@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -95,12 +95,16 @@ def _prefixes(longer: Mapping[str, str], shorter: Mapping[str, str]) -> list[str
     """What may stand before all names of the second in the first; the empty prefix comes first."""
     first = next((k for k in shorter.values() if not may_lack(k)), "")
     exact = [k[: -len(first)] for k in longer.values() if first and k.endswith(f".{first}")]
+    return list(dict.fromkeys(["", *exact, *common_prefixes(longer.values())]))[:_PREFIXES]
+
+
+def common_prefixes(names: Collection[str]) -> list[str]:
+    """What stands before more than half of the names, up to three parts of them."""
     counted: Counter[str] = Counter()
-    for name in longer.values():
+    for name in names:
         parts = name.split(".", 4)
         counted.update(".".join(parts[:k]) + "." for k in range(1, min(len(parts), 4)))
-    common = [prefix for prefix, count in counted.items() if 2 * count > len(longer)]
-    return list(dict.fromkeys(["", *exact, *common]))[:_PREFIXES]
+    return [prefix for prefix, count in counted.items() if 2 * count > len(names)]
 
 
 def _matched(

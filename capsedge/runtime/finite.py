@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,24 +19,47 @@ DIVERGED = (
 _LISTED = 5
 
 
-def not_finite(name: str, values: NDArray[Any], infinite: bool = False) -> str:
-    """The name of a weight, how many of its values are not finite, and the first; empty if all are.
+@dataclass(frozen=True)
+class NotFinite:
+    """A stored tensor with values that are not finite.
+
+    Attributes:
+        name, shape: of the tensor.
+        count: how many of its values are not finite.
+        first: the position of the first of these.
+        value: the first: ``nan``, ``inf`` or ``-inf``.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    count: int
+    first: tuple[int, ...]
+    value: str
+
+    def __str__(self) -> str:
+        return (
+            f"{printable(self.name)} {list(self.shape)}: {self.count} of {math.prod(self.shape)}, "
+            f"the first is {self.value} at {list(self.first)}"
+        )
+
+
+def not_finite(name: str, values: NDArray[Any], infinite: bool = False) -> NotFinite | None:
+    """The values of a tensor that are not finite; None if all are.
 
     Args:
         infinite: whether its values may be infinite, as those of a mask.
     """
+    if not np.issubdtype(values.dtype, np.floating):
+        return None
     bad = np.isnan(values) if infinite else ~np.isfinite(values)
     count = int(np.count_nonzero(bad))
     if not count:
-        return ""
-    first = [int(k) for k in np.unravel_index(int(bad.argmax()), bad.shape)]
-    return (
-        f"{printable(name)} {list(values.shape)}: {count} of {bad.size}, "
-        f"the first is {float(values[tuple(first)]):g} at {first}"
-    )
+        return None
+    first = tuple(int(k) for k in np.unravel_index(int(bad.argmax()), bad.shape))
+    return NotFinite(name, values.shape, count, first, f"{float(values[first]):g}")
 
 
-def listed(lines: Sequence[str]) -> list[str]:
+def listed(lines: Sequence[object]) -> list[str]:
     """The first lines, and the number of others."""
     more = len(lines) - _LISTED
-    return [*lines[:_LISTED], *([f"and {more} more"] if more > 0 else [])]
+    return [*map(str, lines[:_LISTED]), *([f"and {more} more"] if more > 0 else [])]

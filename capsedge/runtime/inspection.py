@@ -7,7 +7,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+
+import numpy as np
 
 from capsedge.errors import ArtefactError, EnvironmentProblem, UsageError
 from capsedge.runtime import engine_metadata as metadata_files
@@ -20,22 +22,24 @@ from capsedge.runtime.files import text
 from capsedge.runtime.files.formats import is_engine
 from capsedge.runtime.files.json_documents import Malformed
 from capsedge.runtime.files.reading import file_size, open_regular_file
-from capsedge.runtime.files.safetensors import TYPES, read_header
+from capsedge.runtime.files.safetensors import TYPES, Header, read_header
 from capsedge.runtime.files.safetensors import field as checkpoint_field
 from capsedge.runtime.files.writing import MODEL_OR_BYTES, ModelLike, as_file, as_path, sha256
+from capsedge.runtime.finite import NotFinite, not_finite
 from capsedge.runtime.machine import power_mode
 from capsedge.runtime.metadata import ModelMetadata
 from capsedge.runtime.onnx_file.costs import votes_of
 from capsedge.runtime.onnx_file.layer_map import layer_of_weights, locations_in, merge_locations
+from capsedge.runtime.onnx_file.stored_values import find_not_finite
 from capsedge.runtime.onnx_file.structure import (
     BITS,
     Graph,
     Node,
     Shape,
-    Structure,
     Value,
-    read_structure,
+    structure_of,
 )
+from capsedge.runtime.onnx_file.summary import read_bytes
 from capsedge.runtime.origin import ORIGIN_KEY, PRUNING_KEY, Origin, Pruned
 from capsedge.runtime.result_summary import Row, Summarized, Summary, short
 from capsedge.runtime.table_indices import InputBounds, read_inputs_property
@@ -45,6 +49,9 @@ LARGEST = 5  # intermediate values listed
 _WIDTHS = {
     "b": 1
 }  # bytes of an element by the letter of the operators' table; others count as FP32
+_FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+# Other tensors of a checkpoint may be masks, which may be infinite.
+_WEIGHTS = (".weight", ".bias", ".running_mean", ".running_var")
 CONFIG_KEY = "capsedge.config"  # key in a checkpoint's metadata
 
 
@@ -98,6 +105,7 @@ class Inspection(Summarized):
         bounds: the values and lengths that an ONNX file allows, by input.
         training: the BatchNormalization nodes in training mode, which make the result of an image depend on
             the others of its batch.
+        not_finite: the tensors with NaN, and the weights with infinite values.
     """
 
     path: str
@@ -118,6 +126,7 @@ class Inspection(Summarized):
     buffers: int = 0
     external_data: bool = False
     training: list[str] = field(default_factory=list)
+    not_finite: list[NotFinite] = field(default_factory=list)
     metadata: ModelMetadata | None = None
     configuration: dict[str, Any] | None = None
     origin: Origin | None = None
@@ -177,6 +186,7 @@ def _checkpoint(path: Path) -> Inspection:
         with open_regular_file(path) as file:
             length = file_size(file)
             header = read_header(file)
+            damaged = _damaged(file, header)
         configuration = checkpoint_field(dict[str, Any], header.metadata, CONFIG_KEY)
         origin = checkpoint_field(Origin, header.metadata, ORIGIN_KEY)
         pruned = checkpoint_field(Pruned, header.metadata, PRUNING_KEY)
@@ -205,11 +215,27 @@ def _checkpoint(path: Path) -> Inspection:
         origin=origin,
         pruned=pruned,
         buffers=buffers,
+        not_finite=damaged,
     )
 
 
+def _damaged(file: BinaryIO, header: Header) -> list[NotFinite]:
+    """The tensors of a checkpoint with NaN, and its weights and statistics with infinite values."""
+    found, start = [], file.tell()
+    for name, tensor in header.tensors.items():
+        dtype, (begin, end) = _FLOATS.get(tensor.dtype), tensor.data_offsets
+        if dtype is not None:
+            file.seek(start + begin)
+            values = np.frombuffer(file.read(end - begin), dtype).reshape(tensor.shape)
+            if tensor.dtype == "BF16":
+                values = (values.astype(np.uint32) << 16).view(np.float32)
+            found.append(not_finite(name, values, infinite=not name.endswith(_WEIGHTS)))
+    return [each for each in found if each is not None]
+
+
 def _onnx(path: Path, batches: Sequence[int]) -> Inspection:
-    model = read_structure(path)
+    data = read_bytes(path)
+    model = structure_of(data, str(path))
     graph = model.graph
     used: dict[str, Counter[str]] = {DOMAIN: Counter(), "standard": Counter()}
     for node in graph.walk():
@@ -256,21 +282,10 @@ def _onnx(path: Path, batches: Sequence[int]) -> Inspection:
         ],
         largest=_largest(graph, batches),
         external_data=model.external_data,
-        training=_training(model),
+        training=model.training,
+        not_finite=find_not_finite(data),
         metadata=ModelMetadata.from_properties(model.metadata),
     )
-
-
-def _training(model: Structure) -> list[str]:
-    """The nodes that normalize with the mean of the batch; before opset 14, those with several outputs."""
-    named = model.opsets.get("", model.opsets.get("ai.onnx", 1)) >= 14
-    return [
-        node.name or next(filter(None, node.outputs), "")
-        for graph in (model.graph, *model.functions)
-        for node in graph.walk()
-        if node.op == "BatchNormalization"
-        and (node.integer("training_mode", 0) if named else sum(map(bool, node.outputs)) > 1)
-    ]
 
 
 def _values(graph: Graph) -> list[Value]:

@@ -13,6 +13,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from capsedge.errors import EnvironmentProblem
+from capsedge.runtime.backends.native_library import find_library
+
 
 def machine() -> dict[str, str]:
     """This machine in words; also part of every certificate."""
@@ -83,11 +86,26 @@ def available_cores() -> int:
     return os.cpu_count() or 1
 
 
-def simd_level() -> str:
-    """Widest instruction set of this CPU that the native kernels support.
+# Names of the library's levels, for people.
+_LEVELS = {
+    "amx": "AMX",
+    "avx512vnni": "AVX-512 VNNI",
+    "avx512": "AVX-512",
+    "avx2": "AVX2",
+    "neon": "NEON",
+}
 
-    AMX, AVX-512 VNNI, AVX-512, AVX2, NEON or plain.
+
+def simd_level() -> str:
+    """Widest instruction set of this CPU that the native kernels support, as the operator library says.
+
+    AMX, AVX-512 VNNI, AVX-512, AVX2, NEON or plain. Without the library, it is read from the system.
     """
+    with suppress(EnvironmentProblem, OSError, AttributeError):
+        ask = ctypes.CDLL(str(find_library() or "")).capsedge_kernel_levels
+        ask.restype = ctypes.c_char_p
+        level = str(ask().decode()).split(",")[-1]
+        return _LEVELS.get(level, level)
     if platform.machine().lower() in ("aarch64", "arm64"):
         return "NEON"
     flags = _cpuinfo("flags").split()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ from numpy.typing import NDArray
 
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.runtime.backends.backend import Port
+from capsedge.runtime.finite import DIVERGED, NotFinite
 from capsedge.runtime.images.inputs import ImageInput
 from capsedge.runtime.metadata import ModelMetadata, Outputs
+from capsedge.runtime.onnx_file.stored_values import find_not_finite_in, why_of
 from capsedge.runtime.predictions import DEFAULT_THRESHOLD, Label, Prediction, Value, with_hints
 from capsedge.runtime.scores import SCORES, scores_of, shape_fault
 from capsedge.runtime.tensors import check_rows, shape_fits
@@ -214,12 +217,23 @@ class OutputRoles:
             yield Prediction(labels, row, poses, kind, escalated=escalated)
 
     def _check_finite(self, name: str, values: NDArray[Any]) -> None:
-        if not np.isfinite(values).all():
+        if np.isfinite(values).all():
+            return
+        what = f"{self._path} computed {name} that are NaN or infinite."
+        if self._damaged:
             raise ArtefactError(
-                f"{self._path} computed {name} that are NaN or infinite.",
-                "The weights may be damaged, or their range too large for the file's precision.",
-                "Run `capsedge verify` on the file.",
+                what, f"So are weights in the file. {why_of(self._damaged)}", DIVERGED
             )
+        raise ArtefactError(
+            what,
+            "The weights may be damaged, or their range too large for the file's precision.",
+            "Run `capsedge verify` on the file.",
+        )
+
+    @cached_property
+    def _damaged(self) -> list[NotFinite]:
+        """Weights that are not finite; the file is searched only once something has gone wrong."""
+        return find_not_finite_in(self._path)
 
     def _other_size(self, found: int, named: int, what: str) -> ArtefactError:
         return ArtefactError(

@@ -18,7 +18,6 @@ from capsedge import __version__
 from capsedge.datasets import ImageSet
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.graph.random_nodes import refuse_random
-from capsedge.graph.stored_values import refuse_not_finite
 from capsedge.metrics import Decisions, check_above_chance
 from capsedge.models.example_inputs import in_order_of
 from capsedge.models.user_module import UserModule
@@ -28,6 +27,7 @@ from capsedge.runtime.ensemble import Ensemble
 from capsedge.runtime.files.writing import DATA, MODEL, WEIGHTS, as_path, sha256
 from capsedge.runtime.load import load
 from capsedge.runtime.machine import machine, versions
+from capsedge.runtime.onnx_file.stored_values import refuse_not_finite
 from capsedge.runtime.onnx_file.summary import read_harmless
 from capsedge.runtime.origin import pruned_of
 from capsedge.runtime.progress import Progress, silent
@@ -144,8 +144,8 @@ def certify(
     """
     data = None if data is None else as_path(data, DATA)
     if session.backend.engine_metadata is None:
-        stored = onnx.load_model_from_string(read_harmless(session.path)[0])
-        refuse_random(stored, str(session.path))
+        stored = read_harmless(session.path)[0]
+        refuse_random(onnx.load_model_from_string(stored), str(session.path))
         refuse_not_finite(stored, str(session.path))
     images = inputs is None and (data is not None or takes_images(session))
     samples, hard = _images(data, session, limit) if images else arrays_for(session, inputs, limit)

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,6 +30,24 @@ def test_machine_facts() -> None:
     facts = machine.machine()
     assert int(facts["cores"]) >= 1
     assert facts["simd"] in ("AMX", "AVX-512 VNNI", "AVX-512", "AVX2", "NEON", "plain")
+
+
+def test_the_operator_library_names_the_level(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def levels() -> bytes:
+        return b"plain,avx2,avx512,avx512vnni"
+
+    library = SimpleNamespace(capsedge_kernel_levels=levels)
+    with monkeypatch.context() as patch:
+        patch.setattr("capsedge.runtime.machine.find_library", lambda: tmp_path / "ops.so")
+        patch.setattr("ctypes.CDLL", lambda _: library)
+        patch.setattr("capsedge.runtime.machine._cpuinfo", lambda _: "")
+        assert machine.simd_level() == "AVX-512 VNNI"
+    (tmp_path / "ops.so").write_bytes(b"no library")
+    for broken in (tmp_path / "ops.so", tmp_path / "absent.so"):
+        monkeypatch.setenv("CAPSEDGE_OPS_LIBRARY", str(broken))
+        assert machine.simd_level() in ("AMX", "AVX-512 VNNI", "AVX-512", "AVX2", "NEON", "plain")
 
 
 def test_versions_without_importing() -> None:

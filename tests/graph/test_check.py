@@ -19,8 +19,8 @@ from capsedge.graph import check
 from capsedge.graph.check import checked
 from capsedge.graph.check_steps import Bounds
 from capsedge.graph.check_steps import check as check_here
-from capsedge.graph.stored_values import refuse_not_finite
 from capsedge.graph.write_shapes import with_shapes
+from capsedge.runtime.onnx_file.stored_values import refuse_not_finite
 from capsedge.spec import limits
 from tests.runtime.models import capsule_model
 from tests.tables import table
@@ -363,7 +363,7 @@ NAN, INF = np.nan, np.inf
 def test_weights_that_are_not_finite_are_named(model: onnx.ModelProto, reason: str) -> None:
     found = ""
     try:
-        refuse_not_finite(model, "file.onnx")
+        refuse_not_finite(model.SerializeToString(), "file.onnx")
     except ArtefactError as error:
         found = error.why
     assert reason in found if reason else not found, found

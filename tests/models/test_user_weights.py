@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import collections
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -288,3 +289,62 @@ def test_a_mask_may_be_infinite_but_not_nan(tmp_path: Path) -> None:
     torch.save(masked(torch.nan).state_dict(), tmp_path / "w.pt")
     with pytest.raises(ArtefactError, match="are not finite"):
         load_weights(module, tmp_path / "w.pt")
+
+
+# --- An average of the parameters as a list, as torch-ema and diffusers save it ---
+
+
+def plain() -> nn.Sequential:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 4, bias=False))
+
+
+def average(module: nn.Module) -> dict[str, Any]:
+    shadow = [p.detach() + 1 for p in module.parameters()]
+    return {"decay": 0.9, "num_updates": 3, "shadow_params": shadow, "collected_params": None}
+
+
+@pytest.mark.parametrize("around", ["", "ema"])
+def test_a_list_of_parameters_is_taken_in_order(around: str, tmp_path: Path) -> None:
+    module, state = plain(), average(plain())
+    statistics = {"mean": torch.zeros(3)} if around else None
+    torch.save({around: state, "pixels": statistics} if around else state, tmp_path / "w.pt")
+    loaded = load_weights(module, tmp_path / "w.pt")
+    assert loaded.location == ("['ema']" if around else "") + "['shadow_params']"
+    assert "no names" in loaded.notes[0]
+    assert all(map(torch.equal, module.parameters(), state["shadow_params"]))
+
+
+def test_parameters_that_are_shared_are_counted_once(tmp_path: Path) -> None:
+    module = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    module[1].weight = module[0].weight
+    torch.save(average(module), tmp_path / "w.pt")
+    wanted = module[0].weight.detach() + 1
+    load_weights(module, tmp_path / "w.pt")
+    assert torch.equal(module[1].weight, wanted)
+
+
+def test_named_weights_come_before_a_list(tmp_path: Path) -> None:
+    module = network()
+    torch.save({"model": STATE, "ema": average(network())}, tmp_path / "w.pt")
+    loaded = load_weights(module, tmp_path / "w.pt")
+    assert torch.equal(module[0].weight, STATE["0.weight"])
+    assert loaded.notes == (
+        "['ema']['shadow_params'], a list in the module's order, fits its parameters as well",
+    )
+
+
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [
+        (network(), r"lacks 1\.running_mean, 1\.running_var"),
+        (network(5), r"number 0 is \[4, 3\], the module's 0\.weight \[5, 3\]"),
+        (plain(), "It has 4 tensors, the module 3 parameters"),
+    ],
+)
+def test_a_list_that_is_not_enough_is_named(module: nn.Module, reason: str, tmp_path: Path) -> None:
+    torch.save({"ema": average(network())}, tmp_path / "w.pt")
+    with pytest.raises(UsageError, match=r"\['ema'\]\['shadow_params'\]") as caught:
+        load_weights(module, tmp_path / "w.pt")
+    assert re.search(reason, caught.value.why)
+    assert "ema.copy_to(model.parameters())" in caught.value.fix

@@ -10,6 +10,8 @@ import pytest
 import capsedge
 from capsedge.errors import UsageError
 from capsedge.runtime import zoo
+from capsedge.runtime.backends.onnxruntime_session import SessionSettings
+from capsedge.runtime.machine import available_cores
 from tests.conftest import ROOT
 from tests.runtime.models import capsule_model, save
 
@@ -72,3 +74,15 @@ def test_what_looks_like_a_file_is_one(tmp_path: Path, monkeypatch: pytest.Monke
             capsedge.load(name)
     shutil.copy(zoo.zoo_model("digits-em"), tmp_path / "mine")  # type: ignore[arg-type]
     assert capsedge.load("mine").path == Path("mine")
+
+
+def test_threads_beyond_the_processors_do_not_wait_in_a_loop() -> None:
+    """They would keep the processors busy: 1,024 threads on two took over a minute for one image."""
+    import onnxruntime
+
+    key = "session.intra_op.allow_spinning"
+    many = SessionSettings(threads=available_cores() + 1).session_options(onnxruntime)
+    assert many.get_session_config_entry(key) == "0"
+    few = SessionSettings(threads=available_cores()).session_options(onnxruntime)
+    with pytest.raises(RuntimeError, match=key):
+        few.get_session_config_entry(key)

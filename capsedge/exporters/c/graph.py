@@ -36,6 +36,7 @@ TRANSLATORS: dict[str, Translator] = {
     **capsules.TRANSLATORS,
 }
 FOLDED = 1 << 24  # largest constant, in elements, that is folded here
+_STATING_SIZES = 1024  # most elements of an input that may state sizes
 _BEFORE_RELU = ("Conv", "Gemm")
 
 
@@ -249,14 +250,10 @@ class Translation:
     def _folded(self, node: onnx.NodeProto) -> bool:
         """Fold a node whose inputs are constants; return whether that was possible."""
         feeds = {name: self._values[name].array for name in node.input if name}
-        graph = helper.make_graph(
-            [node],
-            "one",
-            [helper.make_value_info(n, onnx.TypeProto()) for n in feeds],
-            [helper.make_value_info(n, onnx.TypeProto()) for n in node.output if n],
-        )
-        one = helper.make_model(graph, opset_imports=[helper.make_opsetid("", self._opset)])
+        one = self._alone(node, {name: a for name, a in feeds.items() if a is not None})
         try:
+            if _largest_output(one) > FOLDED:  # before anything of that size is computed
+                return False
             found = ReferenceEvaluator(one).run(None, feeds)
         except (
             Exception
@@ -267,6 +264,40 @@ class Translation:
                 return False
             self._values[name] = constant(np.asarray(array))
         return True
+
+    def _alone(self, node: onnx.NodeProto, feeds: Mapping[str, np.ndarray]) -> onnx.ModelProto:
+        """A model of one node; small inputs have values too, so that the sizes that they state are known."""
+        graph = helper.make_graph(
+            [node],
+            "one",
+            [
+                helper.make_tensor_value_info(
+                    name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape
+                )
+                for name, array in feeds.items()
+            ],
+            [helper.make_value_info(n, onnx.TypeProto()) for n in node.output if n],
+            [
+                numpy_helper.from_array(array, name)
+                for name, array in feeds.items()
+                if array.size <= _STATING_SIZES
+            ],
+        )
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", self._opset)])
+
+
+def _largest_output(model: onnx.ModelProto) -> int:
+    """Elements of the largest output whose sizes can be inferred."""
+    inferred = onnx.shape_inference.infer_shapes(model)
+    sizes = [v.type.tensor_type.shape.dim for v in inferred.graph.output]
+    return max(
+        (
+            math.prod(d.dim_value for d in dims)
+            for dims in sizes
+            if all(d.HasField("dim_value") for d in dims)
+        ),
+        default=0,
+    )
 
 
 def _attributes(node: onnx.NodeProto) -> dict[str, Any]:

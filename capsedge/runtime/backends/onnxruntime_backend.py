@@ -53,6 +53,7 @@ from capsedge.runtime.onnx_file import summary as onnx_file
 from capsedge.runtime.onnx_file.large_tables import STAND_IN, Split, split_tables
 from capsedge.runtime.onnx_file.structure import read_structure
 from capsedge.runtime.onnx_file.summary import OnnxSummary
+from capsedge.runtime.onnx_file.training_mode import refuse_training
 from capsedge.runtime.runtime_options import RuntimeOptions
 from capsedge.runtime.table_indices import (
     InputBounds,
@@ -224,6 +225,7 @@ class OnnxRuntimeBackend:
         data = file.content
         summary = onnx_file.summarize(data, str(path))
         onnx_file.check_harmless(summary, str(path))
+        refuse_training(data, summary, str(path))
         metadata = ModelMetadata.from_properties(summary.metadata)
         bare = SessionSettings(
             options.threads, provider=provider, gpu=gpu, graphs=options.graphs

@@ -20,7 +20,7 @@ from capsedge.errors import (
     UnsupportedModelError,
     UsageError,
 )
-from capsedge.runtime.machine import saturates_products_of_bytes
+from capsedge.runtime.machine import available_cores, saturates_products_of_bytes
 from capsedge.spec import limits
 from capsedge.spec.operators import (
     CUDA_KERNELS_KEY,
@@ -269,6 +269,9 @@ class SessionSettings:
         options.log_severity_level = FATAL
         options.intra_op_num_threads = available_threads() if self.threads is None else self.threads
         options.inter_op_num_threads = 1
+        if options.intra_op_num_threads > available_cores():
+            # Threads that wait in a loop would keep those that work from the processors.
+            options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         keep_to_itself(options, folder)
         multiply_exactly(options)
         if self.library is None:

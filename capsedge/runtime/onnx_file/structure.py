@@ -103,7 +103,11 @@ class Graph:
 
 @dataclass
 class Structure:
-    """The structure of an ONNX file."""
+    """The structure of an ONNX file.
+
+    Attributes:
+        training: as in `OnnxSummary`.
+    """
 
     ir_version: int
     producer: str
@@ -112,6 +116,7 @@ class Structure:
     external_data: bool
     graph: Graph
     functions: list[Graph]
+    training: list[str]
 
 
 def read_structure(path: Path | str) -> Structure:
@@ -147,6 +152,7 @@ def structure_of(data: bytes, path: str = "the model") -> Structure:
         external_data=bool(summary.external),
         graph=graph,
         functions=functions,
+        training=summary.training,
     )
 
 

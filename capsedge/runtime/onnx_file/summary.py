@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, ClassVar
+from typing import BinaryIO, ClassVar, NamedTuple
 
 from capsedge.errors import ArtefactError, UnsupportedModelError, UsageError
 from capsedge.runtime.files import formats, reading
@@ -31,6 +31,8 @@ from capsedge.spec.operators import DOMAIN, OPERATORS, operator_of
 # What the exporter calls the poses of an iteration whose operators stand in the graph itself.
 _EXPANDED_POSE = re.compile(rb"[A-Za-z]+Routing_iter\d+_pose__\d+")
 
+_TRAINING_ATTRIBUTE = 14  # opset; until then, more outputs than one meant training
+
 
 @dataclass
 class OnnxSummary:
@@ -48,6 +50,8 @@ class OnnxSummary:
         external: names of tensors whose data is in another file.
         operators: domain and type of every node, functions included; ``ai.onnx`` is ``""``.
         functions: domain and name of every function.
+        training: names of the BatchNormalization nodes in training mode, which normalize with the mean of
+            the batch.
         expanded_routing: whether routing is written in standard operators, as for couplings that are an
             output; other routing may still be ``capsedge`` nodes.
     """
@@ -64,6 +68,7 @@ class OnnxSummary:
     external: list[str] = field(default_factory=list)
     operators: set[tuple[str, str]] = field(default_factory=set)
     functions: set[tuple[str, str]] = field(default_factory=set)
+    training: list[str] = field(default_factory=list)
     expanded_routing: bool = False
     has_graph: bool = False
 
@@ -215,6 +220,14 @@ def check_harmless(summary: OnnxSummary, name: str) -> None:
         )
 
 
+class _Normalization(NamedTuple):
+    """A BatchNormalization: its name, its attribute for training, and the number of its outputs."""
+
+    name: str
+    training: bool
+    outputs: int
+
+
 class _Summarizer(Walker):
     visited: ClassVar[Mapping[str, frozenset[int]]] = {
         "NodeProto": frozenset(),
@@ -230,6 +243,7 @@ class _Summarizer(Walker):
         self.summary = OnnxSummary()
         self.overloads: dict[tuple[str, str], str] = {}
         self.nodes = 0
+        self.normalizations: list[_Normalization] = []
 
     def model(self) -> OnnxSummary:
         if self.data[4:8] == onnx_wire.ORT_FORMAT.encode():
@@ -241,6 +255,13 @@ class _Summarizer(Walker):
             found, onnx_wire.MODEL_PRODUCER, onnx_wire.MODEL_PRODUCER_VERSION
         )
         summary.has_graph = onnx_wire.MODEL_GRAPH in found
+        opset = summary.opsets.get("", summary.opsets.get("ai.onnx", 1))
+        named = opset >= _TRAINING_ATTRIBUTE
+        summary.training = [
+            node.name
+            for node in self.normalizations
+            if (node.training if named else node.outputs > 1)
+        ]
         return summary
 
     def take(
@@ -275,9 +296,21 @@ class _Summarizer(Walker):
             self.summary.capsedge_nodes.append((kind, overload))
             if any(a == b for a, b in self.spans(*within, onnx_wire.NODE_INPUT)):
                 self.summary.unnamed_inputs.add(kind)
+        if kind == "BatchNormalization" and domain in ("", "ai.onnx"):
+            self.normalizations.append(self._normalization(found, within))
         output = found.get(onnx_wire.NODE_OUTPUT)
         if isinstance(output, tuple) and _EXPANDED_POSE.fullmatch(self.data, *output):
             self.summary.expanded_routing = True
+
+    def _normalization(self, found: FieldValues, within: tuple[int, int]) -> _Normalization:
+        (name,) = self.text_of(found, onnx_wire.NODE_NAME)
+        outputs = [o for o in self.texts(*within, onnx_wire.NODE_OUTPUT)[0] if o]
+        training = False
+        for a, b in self.spans(*within, onnx_wire.NODE_ATTRIBUTE):
+            if self.first_text(a, b, onnx_wire.ATTRIBUTE_NAME) == "training_mode":
+                values = (v for n, _, v, _ in self.fields(a, b) if n == onnx_wire.ATTRIBUTE_INTEGER)
+                training = any(values)
+        return _Normalization(name or next(iter(outputs), ""), training, len(outputs))
 
     def _function(self, found: FieldValues) -> None:
         name, domain, overload = self.text_of(

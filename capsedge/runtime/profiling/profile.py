@@ -31,7 +31,7 @@ from capsedge.runtime.profiling.timing import (
     stable_window,
     summarize,
 )
-from capsedge.runtime.profiling.worker import Limits, take_times
+from capsedge.runtime.profiling.worker import Limits, take_times, timed_runs
 from capsedge.runtime.progress import Progress, silent
 from capsedge.runtime.result_summary import LINES, Row, Summarized, Summary, short
 from capsedge.runtime.session import Session
@@ -42,6 +42,7 @@ LARGE_CV = 0.1
 SLOWER = 0.85  # share of the processor's best speed in this measurement
 BUSY = 0.5  # load per core before measuring
 HOST, TRANSFER = 0.2, 0.1  # shares of a run's time
+_LONG = 10.0  # seconds of timing that a user need not be told of beforehand
 ATTRIBUTED = 0.1  # how far the operators' sum may be from the run's median
 
 
@@ -281,8 +282,20 @@ def profile(
     runs = []
     for size, feeds in zip(batches, fed, strict=True):
         progress(f"{session.path.name}, batch {size}: {options.duration:g} s")
+        if options.warmup:
+            _announce(timed_runs(lambda: session.run(feeds), 0.0)[0], options, progress)  # noqa: B023
         runs.append(_run(session, feeds, size, options, peaks, device, threads))
     return ProfileReport(machine_facts(), peaks, runs)
+
+
+def _announce(seconds: float, options: ProfileOptions, progress: Progress) -> None:
+    """Say so if the least number of runs takes much longer than the duration that was asked for."""
+    least = options.iterations * seconds
+    if least > _LONG + 2 * options.duration:
+        progress(
+            f"one run takes {seconds:.1f} s: {options.iterations} runs, the least number, take {least:.0f} s "
+            "(--iterations, iterations=), and timing the operators more"
+        )
 
 
 def _run(

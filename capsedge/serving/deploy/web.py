@@ -24,6 +24,7 @@ from capsedge.runtime.files.writing import (
 )
 from capsedge.runtime.metadata import ModelMetadata
 from capsedge.runtime.onnx_file import summary as onnx_file
+from capsedge.runtime.onnx_file.training_mode import refuse_training
 from capsedge.serving.deploy import compiled_models
 from capsedge.serving.deploy.deployment import (
     ON_DEMAND,
@@ -101,6 +102,7 @@ def check_name(name: str) -> None:
 
 def _read(path: Path, name: str) -> PageModel:
     data, summary = onnx_file.read_harmless(path)
+    refuse_training(data, summary, str(path))
     metadata = ModelMetadata.from_properties(summary.metadata)
     _check_runnable(str(path), summary, metadata)
     assert metadata is not None

@@ -5,10 +5,16 @@ from __future__ import annotations
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 from capsedge.errors import UsageError
+from capsedge.exporters.c import graph
 from capsedge.exporters.c.write_c import write_c
 from tests.conftest import ROOT
 from tests.exporters.c.test_folder import tiny
@@ -114,3 +120,34 @@ def test_build_files_put_every_function_in_a_section(tmp_path: Path) -> None:
         assert "-ffunction-sections" in text, file
         assert "-fdata-sections" in text, file
         assert "--gc-sections" in text or file.startswith("zephyr"), file  # Zephyr links so
+
+
+def test_large_constants_are_not_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their size is known before: an Expand to 2^26 numbers took a gigabyte before it was left to the C."""
+    computed: list[int] = []
+
+    class Evaluator(ReferenceEvaluator):
+        def run(self, *arguments: Any, **named: Any) -> Any:
+            found = super().run(*arguments, **named)
+            computed.extend(np.size(array) for array in found)
+            return found
+
+    monkeypatch.setattr(graph, "FOLDED", 64)
+    monkeypatch.setattr(graph, "ReferenceEvaluator", Evaluator)
+    stored = {"one": np.ones(1, "f4"), "large": np.array([65]), "small": np.array([4])}
+    nodes = [
+        helper.make_node("Expand", ["one", "large"], ["a"]),
+        helper.make_node("Expand", ["one", "small"], ["b"]),
+        helper.make_node("Mul", ["a", "a"], ["d"]),
+        helper.make_node("ReduceSum", ["d"], ["e"], keepdims=0),
+        helper.make_node("Mul", ["x", "b"], ["f"]),
+        helper.make_node("Add", ["f", "e"], ["y"]),
+    ]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4]) for name in "xy"]
+    made = helper.make_graph(
+        nodes, "g", ends[:1], ends[1:], [numpy_helper.from_array(v, k) for k, v in stored.items()]
+    )
+    model = helper.make_model(made, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    onnx.save(model, tmp_path / "m.onnx")
+    write_c(tmp_path / "m.onnx", tmp_path / "net")
+    assert max(computed) == 4

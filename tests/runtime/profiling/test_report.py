@@ -178,3 +178,20 @@ def test_warnings(report: ProfileReport):
     )
     kinds = [sentence.partition(":")[0] for sentence in found]
     assert kinds == ["Variance", "No stable window", "CPU frequency", "CPU load", "CPU load"]
+
+
+def test_many_slow_runs_are_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = capsedge.load(MODEL, capsedge.RuntimeOptions(threads=1))
+    measured = {"taken": 0.01}
+    monkeypatch.setattr(
+        "capsedge.runtime.profiling.profile.timed_runs", lambda *_: [measured["taken"]]
+    )
+    options = capsedge.ProfileOptions(
+        warmup=0.001, duration=0.001, iterations=2, operators=False, startup=False
+    )
+    said: list[str] = []
+    capsedge.profile(session, options, progress=said.append)
+    assert len(said) == 1
+    measured["taken"] = 7.0
+    capsedge.profile(session, options, progress=said.append)
+    assert said[-1].startswith("one run takes 7.0 s: 2 runs, the least number, take 14 s")

@@ -1,0 +1,211 @@
+"""Read the floating-point numbers that an ONNX file stores, and find those that are NaN or infinite."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from capsedge.errors import ArtefactError, CapsedgeError
+from capsedge.runtime.files.formats import is_engine
+from capsedge.runtime.finite import DIVERGED, NotFinite, listed, not_finite
+from capsedge.runtime.onnx_file.summary import read_bytes, summarize
+from capsedge.runtime.onnx_file.wire import (
+    BYTES,
+    MODEL,
+    FieldValues,
+    Malformed,
+    Message,
+    Walker,
+    number_of,
+)
+from capsedge.spec import onnx_wire
+from capsedge.spec.operators import DOMAIN
+
+# Inputs behind the first are weights. Elsewhere, an infinite constant is a mask or a bound.
+_WEIGHTED = (
+    "Conv",
+    "ConvTranspose",
+    "Gemm",
+    "MatMul",
+    "BatchNormalization",
+    "PRelu",
+    "LSTM",
+    "GRU",
+)
+_FLOATS, _HALVES, _DOUBLES = 4, 5, 10  # fields of a tensor; the second holds halves as integers
+_SPARSE_VALUES = 1  # field of a SparseTensorProto
+_BFLOAT16 = 16
+_DTYPES = {1: "<f4", 9: "?", 10: "<f2", 11: "<f8", _BFLOAT16: "<u2"}
+_LISTS = {_FLOATS: "<f4", _DOUBLES: "<f8"}
+
+
+class Stored(NamedTuple):
+    """A tensor that a file stores, by the name of the value that it gives."""
+
+    name: str
+    values: NDArray[Any]
+
+
+def stored_numbers(data: bytes) -> Iterator[Stored]:
+    """The floats and truth values that a file stores, in subgraphs and functions too.
+
+    Args:
+        data: an ONNX file that `summarize` has accepted. Tensors that do not fit their sizes are left out.
+    """
+    return _read(data).tensors()
+
+
+def find_not_finite(data: bytes) -> list[NotFinite]:
+    """The stored tensors with NaN, and the weights with infinite values.
+
+    Args:
+        data: an ONNX file that `summarize` has accepted.
+    """
+    reader = _read(data)
+    found = (
+        not_finite(name, values, infinite=name not in reader.weights)
+        for name, values in reader.tensors()
+    )
+    return [each for each in found if each is not None]
+
+
+def refuse_not_finite(data: bytes, name: str) -> None:
+    """Refuse weights that training leaves behind when it diverges.
+
+    Args:
+        data: an ONNX file that `summarize` has accepted.
+        name: its name in errors.
+
+    Raises:
+        ArtefactError: it has the tensors' names, how many values, and the first one's position.
+    """
+    wrong = find_not_finite(data)
+    if wrong:
+        raise ArtefactError(f"The weights in {name} are not finite.", why_of(wrong), DIVERGED)
+
+
+def why_of(wrong: list[NotFinite]) -> str:
+    """Tensors that are not finite, as the second line of an error."""
+    return f"NaN or infinite: {'; '.join(listed(wrong))}."
+
+
+def find_not_finite_in(path: Path) -> list[NotFinite]:
+    """The same of a file; none if it is an engine, or cannot be read any more."""
+    try:
+        if is_engine(path):
+            return []
+        data = read_bytes(path)
+        summarize(data, str(path))
+        return find_not_finite(data)
+    except CapsedgeError:
+        return []
+
+
+def _read(data: bytes) -> _Reader:
+    reader = _Reader(data)
+    try:
+        reader.walk(MODEL, 0, len(data))
+    except (Malformed, UnicodeDecodeError) as error:
+        raise ArtefactError(
+            "The file is not a complete ONNX file.",
+            f"Read as one, {error}.",
+            "Fetch the file again, or export it again with `capsedge export`.",
+        ) from error
+    return reader
+
+
+class _Reader(Walker):
+    """Notes where tensors stand, and which of them are weights of a layer."""
+
+    visited: ClassVar[Mapping[str, frozenset[int]]] = {
+        "NodeProto": frozenset(),
+        "TensorProto": frozenset(),
+    }
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self.weights: set[str] = set()
+        self._found: list[tuple[str, FieldValues, tuple[int, int]]] = []
+        self._constant: tuple[FieldValues, tuple[int, int]] | None = None
+
+    def take(
+        self,
+        parent: Message,
+        message: Message,
+        number: int,
+        found: FieldValues,
+        within: tuple[int, int],
+    ) -> None:
+        if message.name == "NodeProto":
+            self._node(found, within)
+        elif number_of(found, onnx_wire.TENSOR_TYPE) not in _DTYPES:
+            return
+        elif parent.name == "AttributeProto":
+            self._constant = found, within  # its node comes next, and names it
+        elif parent.name == "GraphProto" or number == _SPARSE_VALUES:
+            (name,) = self.text_of(found, onnx_wire.TENSOR_NAME)
+            self._found.append((name, found, within))
+
+    def _node(self, found: FieldValues, within: tuple[int, int]) -> None:
+        kind, domain = self.text_of(found, onnx_wire.NODE_TYPE, onnx_wire.NODE_DOMAIN)
+        if kind == "Constant" and self._constant is not None:
+            self._found.append((self.first_text(*within, onnx_wire.NODE_OUTPUT), *self._constant))
+        self._constant = None
+        if kind in _WEIGHTED or domain == DOMAIN:
+            self.weights.update(self.texts(*within, onnx_wire.NODE_INPUT)[0][1:])
+
+    def tensors(self) -> Iterator[Stored]:
+        for name, found, within in self._found:
+            try:
+                sizes = self._integers(*within, onnx_wire.TENSOR_SIZES).tolist()
+                values = self._values(number_of(found, onnx_wire.TENSOR_TYPE), found, within)
+                if math.prod(sizes) != values.size:
+                    continue
+                values = values.reshape(sizes)
+            except (Malformed, ValueError, OverflowError):  # whoever runs the file refuses it
+                continue
+            yield Stored(name, values)
+
+    def _values(self, kind: int, found: FieldValues, within: tuple[int, int]) -> NDArray[Any]:
+        dtype = np.dtype(_DTYPES[kind])
+        raw = found.get(onnx_wire.TENSOR_BYTES)
+        if isinstance(raw, tuple):
+            whole = (raw[1] - raw[0]) // dtype.itemsize
+            values = np.frombuffer(self.data, dtype, whole, raw[0])
+        elif field := next((f for f, held in _LISTS.items() if held == dtype.str), 0):
+            spans = [(a, b) for n, _, a, b in self.fields(*within) if n == field]
+            values = np.frombuffer(b"".join(self.data[a:b] for a, b in spans), dtype)
+        else:
+            width = f"<u{dtype.itemsize}"
+            values = self._integers(*within, _HALVES).astype(width).view(dtype)
+        if kind != _BFLOAT16:
+            return values
+        return (values.astype(np.uint32) << 16).view(np.float32)
+
+    def _integers(self, start: int, end: int, number: int) -> NDArray[np.uint64]:
+        """The integers of a repeated field, one by one or packed."""
+        parts = [
+            _unpacked(self.data[a:b]) if wire == BYTES else np.array([a], np.uint64)
+            for found, wire, a, b in self.fields(start, end)
+            if found == number
+        ]
+        return np.concatenate(parts) if parts else np.zeros(0, np.uint64)
+
+
+def _unpacked(packed: bytes) -> NDArray[np.uint64]:
+    """Integers of any number of bytes each, all but whose last have the highest bit set."""
+    read = np.frombuffer(packed, np.uint8)
+    ends = np.flatnonzero(read < 0x80)
+    if not len(ends) or ends[-1] != len(read) - 1:
+        if len(read):
+            raise Malformed("a list of numbers ends inside one")
+        return np.zeros(0, np.uint64)
+    starts = np.append(0, ends[:-1] + 1)
+    place = np.arange(len(read)) - np.repeat(starts, ends - starts + 1)
+    bits = (read & 0x7F).astype(np.uint64) << (7 * np.minimum(place, 9)).astype(np.uint64)
+    return np.add.reduceat(bits, starts)
