@@ -281,6 +281,7 @@ def _description(
         "evaluation": {
             "data": splits.evaluation.source,
             "split": splits.evaluation.split,
+            "measured_on": splits.evaluation.described,
             "sha256": splits.evaluation.digest(),
             **rounded_outcome(outcome),
             **gate_of(options).to_dict(outcome),

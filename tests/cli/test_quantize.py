@@ -170,7 +170,9 @@ def test_accuracy_is_never_reported_on_calibration_images(place: Path, tmp_path:
     )  # fmt: skip
     assert code == 0, message
     counts = {"calibration": 30, "search": 0, "evaluation": 50}
-    assert json.loads(text)["images"] == counts | {"evaluated_on": "train.npz, no train/test split"}
+    assert json.loads(text)["images"] == counts | {
+        "evaluated_on": "train.npz, 50 images; cannot tell whether they trained the model"
+    }
 
 
 def test_bad_input(place: Path, tmp_path: Path) -> None:

@@ -472,7 +472,8 @@ def test_devices_that_are_not_there(tmp_path: Path) -> None:
 def test_the_shape_of_a_checkpoint_is_trained_anew(tmp_path: Path) -> None:
 
     images = np.random.default_rng(0).integers(0, 256, (32, 28, 28), dtype=np.uint8)
-    np.savez(tmp_path / "train.npz", images=images, labels=np.arange(32) % 10)
+    for split in ("train", "test"):
+        np.savez(tmp_path / f"{split}.npz", images=images, labels=np.arange(32) % 10)
     config = get_config("digits-em").replace(primary_types=3, iterations=1)
     torch.manual_seed(7)
     given = build(config)
