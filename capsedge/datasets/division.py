@@ -17,7 +17,7 @@ from capsedge.runtime.training_split import (
     thresholds,
 )
 
-HELD_OUT = "held out from training"
+UNTRAINED = "held out from training"
 
 
 def rule_of(
@@ -57,7 +57,7 @@ def divided(images: ImageSet, rule: AnySplit) -> dict[str, ImageSet]:
         part = replace(images.take(np.flatnonzero(parts == name)), split=name)
         for other in found.values():
             part = part.without(other)
-        which = "trained on" if name == "train" else HELD_OUT
+        which = "trained on" if name == "train" else UNTRAINED
         found[name] = replace(part, known=which, total=len(images))
     return found
 

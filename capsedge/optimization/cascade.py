@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from capsedge.calibration.collect import check_calibration
 from capsedge.datasets import ImageSet, read_images
-from capsedge.datasets.division import HELD_OUT
+from capsedge.datasets.division import UNTRAINED
 from capsedge.datasets.read import as_images
 from capsedge.errors import ParityError, UnsupportedModelError, UsageError
 from capsedge.graph.proto import opset_of
@@ -377,7 +377,7 @@ def _held_out(
         found = read_images(data, prep, "test", inputs=inputs, rule=rule)
     except UsageError:
         return None
-    return found if found.known == HELD_OUT else None
+    return found if found.known == UNTRAINED else None
 
 
 def _failures(

@@ -9,7 +9,7 @@ import numpy as np
 
 from capsedge.calibration.accuracy import Outcome, of_scores
 from capsedge.datasets import ImageSet, class_names, read_split
-from capsedge.datasets.division import HELD_OUT
+from capsedge.datasets.division import UNTRAINED
 from capsedge.errors import UsageError
 from capsedge.metrics import check_above_chance
 from capsedge.models import CapsuleModel
@@ -99,7 +99,7 @@ def _validation(data: Path, model: CapsuleModel, limit: int | None) -> ImageSet 
     except UsageError:
         return None
     # Of other data, such a split takes the place of test images.
-    return found if found.known == HELD_OUT or class_names(data) else None
+    return found if found.known == UNTRAINED or class_names(data) else None
 
 
 def read_test(

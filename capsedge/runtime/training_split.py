@@ -78,10 +78,10 @@ class TrainingSplit:
 
     def known(self, checksums: Iterable[bytes]) -> int:
         """How many of these images are in the sample, and so were trained on."""
-        return sum(sample_of(checksum) in self._marks for checksum in checksums)
+        return sum(sample_of(checksum) in self._sampled for checksum in checksums)
 
     @cached_property
-    def _marks(self) -> frozenset[str]:
+    def _sampled(self) -> frozenset[str]:
         return frozenset(self.sample[at : at + _MARK] for at in range(0, len(self.sample), _MARK))
 
     def applying(self, checksums: Iterable[bytes]) -> TrainingSplit | None:

@@ -66,9 +66,10 @@ class EnsembleCertificate(Verdict):
 
     def _summary(self) -> Summary:
         files = " + ".join(short(member.chain[-1].file) for member in self.members)
-        measured = f"mean {self.averaged} on {self.images} images"
+        measured = f"mean {self.averaged}"
         if self.decisions is not None:
             measured += f", {self.decisions['agreement']:.2%} equal decisions"
+        measured += f" on {self.measured_on}"
         rows = [Row(short(m.chain[-1].file), m.verdict) for m in self.members]
         rows += [Row("samples", measured), *(Row("failure", f) for f in self.failures)]
         lines = [f"{self.verdict}: {files}", *self.failures[:1], measured]
