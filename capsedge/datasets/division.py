@@ -68,7 +68,7 @@ def part_of(
     """The part of a set that a model's training held out, or kept; None if the rule does not divide it."""
     if rule is None or images.labels is None or images.images.dtype != np.uint8:
         return None
-    applying = rule.applying(images.checksums)
+    applying = rule.applying(images.checksums, images.labels.tolist())
     part = None if applying is None else divided(images, applying)[split]
     return part if part is None or limit is None else part.draw(limit)
 
@@ -84,12 +84,13 @@ def marked(
     if rule is None or (checksums is None and images.images.dtype != np.uint8):
         return images
     checksums = images.checksums if checksums is None else checksums
-    applying = rule.applying(checksums)
-    if applying is None or images.labels is None:
+    labels = None if images.labels is None else images.labels.tolist()
+    applying = None if labels is None else rule.applying(checksums, labels)
+    if applying is None or labels is None:
         trained = [rule.known([each]) > 0 for each in checksums]
         return replace(images, trained=np.array(trained, bool), least=not rule.complete)
     trained = [
-        applying.part(checksum, int(label)) == "train"
-        for checksum, label in zip(checksums, images.labels, strict=True)
+        applying.part(checksum, label) == "train"
+        for checksum, label in zip(checksums, labels, strict=True)
     ]
     return replace(images, trained=np.array(trained, bool))

@@ -136,14 +136,14 @@ def read_split(
         part = _by_rule(source, split, prep, limit, rule)
         if part is not None and len(part):
             return part
-    given = _as_stated(source, split, prep, limit)
+    given = _declared(source, split, prep, limit)
     return given if split == "train" else marked(given, rule)
 
 
 def _states(source: Path, split: str, prep: Preprocessing) -> bool:
     """Whether the data have this split themselves."""
     try:
-        return _as_stated(source, split, prep, 1).split == split
+        return _declared(source, split, prep, 1).split == split
     except UsageError:
         return False
 
@@ -153,7 +153,7 @@ def _by_rule(
 ) -> ImageSet | None:
     """The part of the training images that a model's training held out, or kept; None if they are others."""
     try:
-        images = _as_stated(source, "train", prep, None)
+        images = _declared(source, "train", prep, None)
     except UsageError:  # such as a folder with test images only
         return None
     return part_of(images, split, limit, rule)
@@ -167,7 +167,7 @@ def _ruled(data: ImageSet, split: str, limit: int | None, rule: AnySplit | None)
     return marked(data.first(limit), None if split == "train" else rule)
 
 
-def _as_stated(source: Path, split: str, prep: Preprocessing, limit: int | None) -> ImageSet:
+def _declared(source: Path, split: str, prep: Preprocessing, limit: int | None) -> ImageSet:
     """One split as the data state it, without any rule."""
     found = identify_path(source) if os.path.lexists(source) else None
     if source.suffix == ".npz" or (found is not None and found.key == "npz"):

@@ -64,7 +64,8 @@ class TrainingSplit:
         for purpose, text in (("testing", self.test), ("validation", self.validation)):
             ends = [int(text[at : at + _KEY], 16) for at in range(0, len(text), _KEY)]
             shares = [100 * max(0, e - b) / 2**32 for e, b in zip(ends, before, strict=True)]
-            low, high = min(shares, default=0), max(shares, default=0)
+            drawn = [share for share in shares if share > 0]  # of classes that have images
+            low, high = min(drawn, default=0), max(drawn, default=0)
             share = f"{low:.0f} %" if round(low) == round(high) else f"{low:.0f} % to {high:.0f} %"
             if high > 0:  # data that state a split have nothing drawn for it
                 parts.append(f"{share} of each class for {purpose}")
@@ -84,9 +85,15 @@ class TrainingSplit:
     def _sampled(self) -> frozenset[str]:
         return frozenset(self.sample[at : at + _MARK] for at in range(0, len(self.sample), _MARK))
 
-    def applying(self, checksums: Iterable[bytes]) -> TrainingSplit | None:
-        """The rule, if these are the checksums of the data set that was divided."""
-        return self if self.known(checksums) else None
+    def applying(self, checksums: Sequence[bytes], labels: Sequence[int]) -> TrainingSplit | None:
+        """The rule, if these are images of the data set that was divided, with the same labels."""
+        found = [
+            self.part(checksum, label)
+            for checksum, label in zip(checksums, labels, strict=True)
+            if sample_of(checksum) in self._sampled
+        ]
+        # Other labels have other thresholds: images of the sample, which are next to them, show it.
+        return self if found and set(found) == {"train"} else None
 
     def part(self, checksum: bytes, label: int) -> str:
         """The split of an image: ``train``, ``test`` or ``validation``."""
@@ -113,10 +120,11 @@ class JointSplit:
         """How many of these images at least one network was trained on, as far as the samples tell."""
         return sum(any(rule.known([each]) for rule in self.rules) for each in checksums)
 
-    def applying(self, checksums: Iterable[bytes]) -> AnySplit | None:
-        """The rules of the networks whose data set this is."""
-        given = list(checksums)
-        return joint(rule.applying(given) for rule in self.rules)
+    def applying(self, checksums: Sequence[bytes], labels: Sequence[int]) -> AnySplit | None:
+        """The rules of the networks whose data set this is; None if one has other labels."""
+        known = [rule for rule in self.rules if rule.known(checksums)]
+        found = [rule.applying(checksums, labels) for rule in known]
+        return None if None in found else joint(found)
 
     def part(self, checksum: bytes, label: int) -> str:
         """The split of an image; a test image is one of all networks."""

@@ -209,6 +209,22 @@ def test_a_stated_test_split_stays_and_validation_is_drawn(tmp_path: Path) -> No
     assert len(read_split(source, "train", PREP, rule=rule)) == 36
 
 
+def test_of_other_labels_nothing_is_claimed(tmp_path: Path) -> None:
+    """Thresholds are those of classes: with other labels, trained images would pass for held-out ones."""
+    images = _set([40, 40])
+    rule = rule_of(images, 2, SHARES, 1)
+    other = _archive(tmp_path / "one.npz", replace(images, labels=1 - images.classes))
+    found = read_images(other, PREP, "test", rule=rule)
+    assert found.described == "one.npz, all 80 images, 62 of which trained the model"
+    assert joint([rule, rule_of(images, 2, SHARES, 2)]).applying(
+        images.checksums, (1 - images.classes).tolist()
+    ) is None  # fmt: skip
+    prepared = images.images.astype(np.float32).transpose(0, 3, 1, 2)
+    np.savez(tmp_path / "prepared.npz", images=prepared, labels=images.classes)
+    floats = read_images(tmp_path / "prepared.npz", PREP, "test", rule=rule)
+    assert floats.described.endswith("all 80 images; cannot tell whether they trained the model")
+
+
 def test_what_any_of_several_networks_was_trained_on_is_not_held_out(tmp_path: Path) -> None:
     images = _set([60, 60])
     rules = [rule_of(images, 2, {"test": 0.5}, seed) for seed in (1, 2)]
@@ -256,5 +272,10 @@ def test_the_rule_in_words() -> None:
     rule = TrainingSplit(7, "19999999" + "26666666", "33333333" + "40000000", "")
     assert rule.summary == (
         "10 % to 15 % of each class for testing, 10 % of each class for validation (seed 7)"
+    )
+    empty = TrainingSplit(7, "19999999" + "00000000", "33333333" + "00000000", "")
+    assert (
+        empty.summary
+        == "10 % of each class for testing, 10 % of each class for validation (seed 7)"
     )
     assert TrainingSplit(0, "", "", "").summary == "nothing drawn (seed 0)"

@@ -228,7 +228,10 @@ def test_a_run(tmp_path: Path) -> None:
     made, text = done.checkpoint, "\n".join(said)
     assert "no validation images: 2 training images are held out" in text
     assert "22 training images, 2 validation images, 3 test images" in text
-    assert f"test accuracy of epoch 1, which is kept: {done.test_accuracy:.4f} (3 images)" in text
+    assert (
+        f"test accuracy of epoch 1, which is kept: {done.test_accuracy:.4f} (data, test split, 3 images)"
+        in text
+    )
     # Of the four that are in both folders, one was drawn for validation.
     assert "3 test images are left out: they are also among the training images" in text
     assert "1 test image is left out: it is also among the validation images" in text
