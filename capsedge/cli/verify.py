@@ -319,7 +319,8 @@ def _show_ensemble(certificate: EnsembleCertificate, saved: Path | None) -> None
         _member_row(member, row, labelled)
         for member, row in zip(document["members"], document["alone"], strict=True)
     ]
-    print_table("Members", [*columns, *(["accuracy"] if labelled else [])], rows)
+    title = f"Members; accuracy on {certificate.measured_on}" if labelled else "Members"
+    print_table(title, [*columns, *(["accuracy"] if labelled else [])], rows)
     print_table(
         f"Ensemble: mean {certificate.averaged}; {certificate.measured_on}",
         ("", ""),

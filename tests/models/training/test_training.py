@@ -292,6 +292,10 @@ def test_a_run_does_not_go_on_with_other_images(tmp_path: Path) -> None:
     train(CONFIG, recipe, some_images(32), None, tmp_path)
     with pytest.raises(ArtefactError, match="other images"):
         train(CONFIG, recipe, some_images(33), None, tmp_path, resume=True)
+    # Another seed holds out other images: it is the seed that is named.
+    with pytest.raises(ArtefactError, match="other settings") as changed:
+        train(CONFIG, replace(recipe, seed=9), some_images(33), None, tmp_path, resume=True)
+    assert "seed was" in changed.value.why
 
 
 def test_training_goes_on_from_a_checkpoint(tmp_path: Path) -> None:

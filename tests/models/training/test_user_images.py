@@ -290,3 +290,15 @@ def test_a_folder_starts_from_a_model_of_the_zoo(tmp_path: Path) -> None:
     taken, total = (int(word.replace(",", "")) for word in line.split() if word[0].isdigit())
     assert total / 2 < taken < total
     assert "start at random" in line
+
+
+def test_a_folder_without_labels_is_refused_before_a_model_is_asked_for(tmp_path: Path) -> None:
+    """The advice to choose a model would not help."""
+    Image.fromarray(np.zeros((28, 28), np.uint8)).save(tmp_path / "a.png")
+    with pytest.raises(UsageError, match="holds images, but no labels"):
+        user_images.default_model(tmp_path)
+    with pytest.raises(UsageError, match="is an image"):
+        user_images.default_model(tmp_path / "a.png")
+    np.savez(tmp_path / "one.npz", images=np.zeros((2, 28, 28), np.uint8), labels=np.arange(2))
+    with pytest.raises(UsageError, match="with --model"):
+        user_images.default_model(tmp_path / "one.npz")
