@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,7 @@ def read_images(
     inputs: Mapping[str, str] | None = None,
     classes: bool = True,
     rule: AnySplit | None = None,
+    named: Sequence[str] = (),
 ) -> ImageSet:
     """Images, or other inputs, for evaluating or calibrating a model, with labels if they are known.
 
@@ -58,7 +59,7 @@ def read_images(
         limit: number of images to read, from the first on.
         inputs: the model's inputs: numpy's type by name; None if the model is not known.
         classes: whether labels are numbers of classes. Those of an archive for a regression are not read.
-        rule: as for `read_split`.
+        rule, named: as for `read_split`.
 
     Raises:
         UsageError: the source cannot be read, is empty, or does not fit the model.
@@ -87,7 +88,7 @@ def read_images(
         data = (
             _images(source, files, prep, limit, rule)
             if files
-            else read_split(source, split, prep, limit, rule)
+            else read_split(source, split, prep, limit, rule, named)
         )
     elif key == "image":
         data = _images(source, [source], prep, None, rule)
@@ -108,6 +109,7 @@ def read_split(
     prep: Preprocessing,
     limit: int | None = None,
     rule: AnySplit | None = None,
+    named: Sequence[str] = (),
 ) -> ImageSet:
     """One split of a data set: pixels ``[N, H, W, C]`` and labels.
 
@@ -123,6 +125,8 @@ def read_split(
         limit: number of images to read, from the first on.
         rule: which images were held out when the model was trained; a split that the data lack is the part
             of the training images that it names.
+        named: names of the model's classes: where those of a folder are among them, they are numbered like
+            these, otherwise in alphabetical order.
 
     Returns:
         A set whose ``split`` is ``train``, ``test`` or ``validation``; empty if the source is one set, in
@@ -132,28 +136,33 @@ def read_split(
         UsageError: there is no data in a known format, it lacks the split, or it is damaged.
     """
     source = Path(source)
-    if rule is not None and (split == "train" or not _states(source, split, prep)):
-        part = _by_rule(source, split, prep, limit, rule)
+    if rule is not None and (split == "train" or not _states(source, split, prep, named)):
+        part = _by_rule(source, split, prep, limit, rule, named)
         if part is not None and len(part):
             return part
-    given = _declared(source, split, prep, limit)
+    given = _declared(source, split, prep, limit, named)
     return given if split == "train" else marked(given, rule)
 
 
-def _states(source: Path, split: str, prep: Preprocessing) -> bool:
+def _states(source: Path, split: str, prep: Preprocessing, named: Sequence[str]) -> bool:
     """Whether the data have this split themselves."""
     try:
-        return _declared(source, split, prep, 1).split == split
+        return _declared(source, split, prep, 1, named).split == split
     except UsageError:
         return False
 
 
 def _by_rule(
-    source: Path, split: str, prep: Preprocessing, limit: int | None, rule: AnySplit
+    source: Path,
+    split: str,
+    prep: Preprocessing,
+    limit: int | None,
+    rule: AnySplit,
+    named: Sequence[str],
 ) -> ImageSet | None:
     """The part of the training images that a model's training held out, or kept; None if they are others."""
     try:
-        images = _declared(source, "train", prep, None)
+        images = _declared(source, "train", prep, None, named)
     except UsageError:  # such as a folder with test images only
         return None
     return part_of(images, split, limit, rule)
@@ -167,7 +176,9 @@ def _ruled(data: ImageSet, split: str, limit: int | None, rule: AnySplit | None)
     return marked(data.first(limit), None if split == "train" else rule)
 
 
-def _declared(source: Path, split: str, prep: Preprocessing, limit: int | None) -> ImageSet:
+def _declared(
+    source: Path, split: str, prep: Preprocessing, limit: int | None, named: Sequence[str]
+) -> ImageSet:
     """One split as the data state it, without any rule."""
     found = identify_path(source) if os.path.lexists(source) else None
     if source.suffix == ".npz" or (found is not None and found.key == "npz"):
@@ -193,10 +204,16 @@ def _declared(source: Path, split: str, prep: Preprocessing, limit: int | None) 
             data = _labelled(_archive(source / archives[0], limit, prep, {}))
             return replace(data, split=SPLITS[name])
     inside, of = classes_of(source, split)
-    pixels, labels, files = read_classes(inside, prep, limit, class_names(source))
+    pixels, labels, files = read_classes(inside, prep, limit, _numbered(source, named))
     if len(pixels) == 0:
         raise _no_classes(source, inside, split)
     return ImageSet(source.name, pixels, labels, names=files, split=of, whole=limit is None)
+
+
+def _numbered(source: Path, named: Sequence[str]) -> tuple[str, ...]:
+    """The classes of a folder in the order of their numbers."""
+    found = class_names(source)
+    return tuple(named) if set(found) <= set(named) else found
 
 
 def _no_classes(source: Path, inside: Path, split: str) -> UsageError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -346,9 +346,10 @@ def _halves(networks: NetworkPair, data: Images, count: int, seed: int) -> _Halv
     else:
         both = (networks.small.session.metadata, networks.large.session.metadata)
         rule = joint(meta.training_split for meta in both if meta is not None)
-        pool = read_images(Path(data), prep, "train", inputs=inputs, rule=rule)
+        named = networks.fit.metadata.class_names
+        pool = read_images(Path(data), prep, "train", inputs=inputs, rule=rule, named=named)
         if rule is not None:  # of data without test images, those that were held out from training
-            apart = _held_out(Path(data), prep, inputs, rule)
+            apart = _held_out(Path(data), prep, inputs, rule, named)
             pool = pool if apart is None else apart
         if Path(data).name.startswith(("t10k", "test")):
             warnings.append(
@@ -370,11 +371,15 @@ def _halves(networks: NetworkPair, data: Images, count: int, seed: int) -> _Halv
 
 
 def _held_out(
-    data: Path, prep: Preprocessing | None, inputs: Mapping[str, str], rule: AnySplit
+    data: Path,
+    prep: Preprocessing | None,
+    inputs: Mapping[str, str],
+    rule: AnySplit,
+    named: Sequence[str],
 ) -> ImageSet | None:
     """The images that training held out of data without test images; None if there are none."""
     try:
-        found = read_images(data, prep, "test", inputs=inputs, rule=rule)
+        found = read_images(data, prep, "test", inputs=inputs, rule=rule, named=named)
     except UsageError:
         return None
     return found if found.known == UNTRAINED else None

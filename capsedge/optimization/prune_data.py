@@ -66,7 +66,7 @@ def read(data: Path, model: CapsuleModel, limit: int | None, seed: int) -> Pruni
         UsageError: they cannot be read, have no labels, or are too few.
     """
     config, rule = model.config, model.training_split
-    whole = read_split(data, "train", config.preprocessing, limit, rule)
+    whole = read_split(data, "train", config.preprocessing, limit, rule, config.class_names)
     if whole.classes.max(initial=0) >= config.classes:
         raise UsageError(
             f"The data has class {whole.classes.max()}.",
@@ -94,7 +94,12 @@ def _validation(data: Path, model: CapsuleModel, limit: int | None) -> ImageSet 
     """The images that chose the model's epoch; None if the data has none."""
     try:
         found = read_split(
-            data, "validation", model.config.preprocessing, limit, model.training_split
+            data,
+            "validation",
+            model.config.preprocessing,
+            limit,
+            model.training_split,
+            model.config.class_names,
         )
     except UsageError:
         return None
@@ -111,7 +116,14 @@ def read_test(
         UsageError: some are among the training images.
     """
     try:
-        test = read_split(data, "test", model.config.preprocessing, limit, model.training_split)
+        test = read_split(
+            data,
+            "test",
+            model.config.preprocessing,
+            limit,
+            model.training_split,
+            model.config.class_names,
+        )
     except UsageError:
         return None
     if not test.split:

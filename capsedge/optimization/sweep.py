@@ -251,7 +251,7 @@ def _training_images(
     Raises:
         UsageError: the data has no labels, or too few images.
     """
-    pool = read_images(data, config.preprocessing, "train", rule=rule)
+    pool = read_images(data, config.preprocessing, "train", rule=rule, named=config.class_names)
     if pool.labels is None:
         raise UsageError(
             f"{pool.source} has no labels.",
@@ -286,7 +286,7 @@ def _test_images(
     limit: int | None,
 ) -> tuple[ImageSet, list[str]]:
     """The images for the report, without any that the search has seen; and warnings."""
-    tested = read_images(data, config.preprocessing, "test", rule=rule)
+    tested = read_images(data, config.preprocessing, "test", rule=rule, named=config.class_names)
     count = len(tested)
     for seen in used:
         tested = tested.without(seen)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,16 +43,17 @@ def load_samples(
     inputs: Mapping[str, str] | None = None,
     classes: bool = True,
     rule: AnySplit | None = None,
+    named: Sequence[str] = (),
 ) -> ImageSet:
     """Samples of a data set (its test split), an archive, an idx file or images.
 
     Args:
-        source, prep, limit, inputs, classes, rule: as for ``datasets.read_images``.
+        source, prep, limit, inputs, classes, rule, named: as for ``datasets.read_images``.
 
     Raises:
         UsageError: the source cannot be read, or does not fit the model.
     """
-    found = read_images(source, prep, "test", limit, inputs, classes, rule)
+    found = read_images(source, prep, "test", limit, inputs, classes, rule, named)
     return replace(found, source=str(source))
 
 

@@ -490,7 +490,8 @@ def _samples(
     inputs = {port.name: port.dtype for port in session.inputs}
     if rule is None and session.metadata is not None:
         rule = session.metadata.training_split
-    samples = load_samples(data, prep, limit, inputs, not session.roles.values, rule)
+    named = session.metadata.class_names if session.metadata is not None else ()
+    samples = load_samples(data, prep, limit, inputs, not session.roles.values, rule, named)
     if samples.preprocessing is None and samples.images.shape[1:] != shape:
         raise UsageError(
             f"{data} holds images {list(samples.images.shape[1:])}.",

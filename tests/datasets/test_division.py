@@ -279,3 +279,20 @@ def test_the_rule_in_words() -> None:
         == "10 % of each class for testing, 10 % of each class for validation (seed 7)"
     )
     assert TrainingSplit(0, "", "", "").summary == "nothing drawn (seed 0)"
+
+
+def test_a_folder_of_classes_is_numbered_as_the_model_names_them(tmp_path: Path) -> None:
+    """By its own order, a folder that lacks a class, or a model with another order, gets wrong labels."""
+    images = _set([6, 6])
+    folder = _folder(tmp_path / "photos", images)  # the classes 0 and 1
+    for named, wanted in (
+        ((), {0, 1}),
+        (("1", "0"), {0, 1}),
+        (("2", "1", "0"), {1, 2}),
+        (("a", "1"), {0, 1}),
+    ):
+        found = read_images(folder, PREP, "test", named=named)
+        assert set(found.classes.tolist()) == wanted
+        if "0" in named:
+            for name, label in zip(found.names, found.classes, strict=True):
+                assert named[label] == name.split("/")[0]
