@@ -135,6 +135,7 @@ def _read(source: FloatModel, data: Path | ImageSet, split: str) -> ImageSet:
             inputs=source.inputs,
             classes=classes,
             rule=None if source.metadata is None else source.metadata.training_split,
+            named=() if source.metadata is None else source.metadata.class_names,
         )
     missing = [name for name in list(source.inputs)[1:] if name not in found.others]
     if missing:
@@ -281,6 +282,7 @@ def _description(
         "evaluation": {
             "data": splits.evaluation.source,
             "split": splits.evaluation.split,
+            "measured_on": splits.evaluation.described,
             "sha256": splits.evaluation.digest(),
             **rounded_outcome(outcome),
             **gate_of(options).to_dict(outcome),

@@ -80,9 +80,17 @@ def command(
         raise
     _show(report, as_json)
     if not as_json:
-        log_next(
-            f"capsedge verify {shlex.quote(str(report.output))} --data {shlex.quote(str(data))}"
-        )
+        from capsedge.runtime.load import load
+        from capsedge.runtime.metadata import Provenance, provenance_of, reference_options
+        from capsedge.runtime.zoo import checkpoint_option
+
+        # A cascade is compared with the large network's source.
+        if provenance_of(load(large).metadata) is Provenance.CHECKPOINT:
+            reference = checkpoint_option(large, report.cascade.large.checkpoint_sha256)
+        else:
+            reference = f" {reference_options(load(large).metadata)}"
+        file, images = shlex.quote(str(report.output)), shlex.quote(str(data))
+        log_next(f"capsedge verify {file}{reference} --data {images}")
 
 
 def _show(report: CascadeReport, as_json: bool) -> None:

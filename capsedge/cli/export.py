@@ -389,7 +389,7 @@ def _print_frozen(frozen: dict[str, Any]) -> None:
         (
             "frozen",
             f"approximation: agreement {100 * frozen['agreement']:.2f} % with routing on "
-            f"{frozen['images']} other images{accuracy}",
+            f"{frozen['images']} other images{accuracy} ({frozen['measured_on']})",
         )
     )
     for name, layer in frozen["layers"].items():

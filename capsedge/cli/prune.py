@@ -91,7 +91,7 @@ def _log_round(number: int, done: Round) -> None:
 
     log(
         f"round {number}: {done.multiply_adds:,} multiply-adds, {100 * done.held_out:.2f} % of the "
-        f"held-out images ({drop_in_words(done.drop)})"
+        f"images of the search ({drop_in_words(done.drop)})"
     )
 
 

@@ -148,8 +148,8 @@ def _check_picture(picture: Path, searched: bool) -> None:
 
 
 def _log_next(report: QuantizationReport, model: Path, data: Path) -> None:
-    """Print the next command; ``verify`` finds the checkpoint itself if the model is from the zoo."""
-    from capsedge.runtime.zoo import checkpoint_by_sha256
+    """Print the next command."""
+    from capsedge.runtime.zoo import checkpoint_option
 
     if report.foreign:
         log_next(f"capsedge profile {shlex.quote(str(model))} {shlex.quote(str(report.output))}")
@@ -157,10 +157,8 @@ def _log_next(report: QuantizationReport, model: Path, data: Path) -> None:
     file, images = shlex.quote(str(report.output)), shlex.quote(str(data))
     if report.user_module:
         reference = f" --module CODE.py:{shlex.quote(report.user_module)} --weights WEIGHTS"
-    elif checkpoint_by_sha256(report.checkpoint_sha256) is not None:
-        reference = ""
     else:
-        reference = " --checkpoint CHECKPOINT"
+        reference = checkpoint_option(model, report.checkpoint_sha256)
     log_next(f"capsedge verify {file}{reference} --data {images}")
 
 

@@ -95,8 +95,8 @@ def _show(swept: SweepReport, keep: Path | None) -> None:
         [_row(point) for point in sorted(swept.points, key=lambda p: p.milliseconds)],
     )
     say(
-        f"search: accuracy on {swept.searched} training images; test: on {swept.images} images "
-        f"({swept.data}), of the front only"
+        f"search: accuracy on {swept.searched_on}",
+        f"test: accuracy of the front on {swept.data}",
     )
     if keep is not None:
         say(*(f"{keep / point.file}" for point in front))

@@ -32,8 +32,8 @@ Data = Annotated[
         "--data",
         help=(
             "Data set folder: MNIST-like idx files, CIFAR-10 Python batches, train.npz and "
-            "test.npz, or train/ and test/ with one sub-folder of images per class. Without "
-            "separate test images: one sub-folder per class, or one npz file. Required, except with --list."
+            "test.npz, or train/ and test/ with one sub-folder of images per class. Or one sub-folder "
+            "per class, or one npz file, of which some images are held out. Required, except with --list."
         ),
     ),
     READS_DATA,
@@ -93,6 +93,7 @@ def command(
         if trained.test_accuracy is not None:
             document["test_accuracy"] = trained.test_accuracy
             document["test_images"] = trained.test_images
+            document["test_data"] = trained.test_data
         print_json(document)
     else:
         say(checkpoint)

@@ -172,10 +172,8 @@ def _show(certificate: Certificate, saved: Path | None) -> None:
     if document["chain"][-1]["kind"] == "cascade":
         _output.say("The cascade is compared with its large network's reference, by decisions.")
     samples = document["samples"]
-    # Of images that training held out, the source says so.
-    split = f", {samples['split']} split" if samples["split"] and not samples["share"] else ""
     for title, part in (
-        (f"Samples: {samples['images']} ({samples['source']}{split})", "samples"),
+        (f"Samples: {samples['measured_on']}", "samples"),
         (f"Hard cases: {len(document['hard_cases']['names'])}", "hard_cases"),
     ):
         if part == "hard_cases" and not document[part]["names"]:
@@ -256,12 +254,7 @@ def _show_part(title: str, part: dict[str, Any]) -> None:
     if d is None:
         return
     rows = [(f"{d['kind']} agreement", f"{100 * d['agreement']:.4g} % of {d['images']}")]
-    rows.append(("flips", f"{d['flips']}" + (f" (and {d['ties']} ties)" if d["ties"] else "")))
-    for flip in d["flips_by_margin"][:LISTED]:
-        margin = "-" if flip["margin"] is None else f"{flip['margin']:.3g}"
-        before, after = (_classes(flip, side) for side in ("reference", "artefact"))
-        image = flip.get("name", f"image {flip['image']}")
-        rows.append((f"  {image}", f"{before} -> {after}, margin {margin}"))
+    rows += _flips(d)
     if "pose_angle_max_degrees" in d:
         rows.append(("angle between poses, max", f"{d['pose_angle_max_degrees']:.2e} degrees"))
         rows.append(("length error, max", f"{d['length_error_max']:.2e}"))
@@ -269,6 +262,18 @@ def _show_part(title: str, part: dict[str, Any]) -> None:
         rows.append(("accuracy of the reference", f"{100 * d['accuracy_reference']:.2f} %"))
         rows.append(("accuracy of the artefact", f"{100 * d['accuracy_artefact']:.2f} %"))
     print_table("Decisions", ("", ""), rows)
+
+
+def _flips(decisions: dict[str, Any]) -> list[tuple[str, str]]:
+    """The number of flips, and each with its image and its classes."""
+    ties = f" (and {decisions['ties']} ties)" if decisions["ties"] else ""
+    rows = [("flips", f"{decisions['flips']}{ties}")]
+    for flip in decisions["flips_by_margin"][:LISTED]:
+        margin = "-" if flip["margin"] is None else f"{flip['margin']:.3g}"
+        before, after = (_classes(flip, side) for side in ("reference", "artefact"))
+        image = flip.get("name", f"image {flip['image']}")
+        rows.append((f"  {image}", f"{before} -> {after}, margin {margin}"))
+    return rows
 
 
 def _classes(flip: dict[str, Any], side: str) -> str:
@@ -314,9 +319,10 @@ def _show_ensemble(certificate: EnsembleCertificate, saved: Path | None) -> None
         _member_row(member, row, labelled)
         for member, row in zip(document["members"], document["alone"], strict=True)
     ]
-    print_table("Members", [*columns, *(["accuracy"] if labelled else [])], rows)
+    title = f"Members; accuracy on {certificate.measured_on}" if labelled else "Members"
+    print_table(title, [*columns, *(["accuracy"] if labelled else [])], rows)
     print_table(
-        f"Ensemble: mean {certificate.averaged}, {certificate.images} images",
+        f"Ensemble: mean {certificate.averaged}; {certificate.measured_on}",
         ("", ""),
         _ensemble_rows(document),
     )
@@ -340,7 +346,7 @@ def _ensemble_rows(document: dict[str, Any]) -> list[tuple[str, str]]:
     d = document["decisions"]
     rows = [
         (f"{d['kind']} agreement with the sources", f"{100 * d['agreement']:.4g} %"),
-        ("flips", str(d["flips"])),
+        *_flips(d),
     ]
     if "accuracy_artefact" in d:
         rows.append(("accuracy of the sources", f"{100 * d['accuracy_reference']:.2f} %"))

@@ -1,14 +1,23 @@
-"""Divide one set of images into training, validation and test images, in a way that can be repeated."""
+"""Divide one set of images into training, validation and test images, and find which trained a model."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from capsedge.datasets.image_set import ImageSet
-from capsedge.runtime.training_split import SAMPLE, TrainingSplit, key_of, sample_of, thresholds
+from capsedge.runtime.training_split import (
+    SAMPLE,
+    AnySplit,
+    TrainingSplit,
+    key_of,
+    sample_of,
+    thresholds,
+)
+
+UNTRAINED = "held out from training"
 
 
 def rule_of(
@@ -34,7 +43,7 @@ def rule_of(
     return replace(rule, sample="".join(map(sample_of, chosen)))
 
 
-def divided(images: ImageSet, rule: TrainingSplit) -> dict[str, ImageSet]:
+def divided(images: ImageSet, rule: AnySplit) -> dict[str, ImageSet]:
     """The images by split. Those with equal pixels stay together: in the training images, or in the last set.
 
     Every part says how many of the images it is.
@@ -48,7 +57,40 @@ def divided(images: ImageSet, rule: TrainingSplit) -> dict[str, ImageSet]:
         part = replace(images.take(np.flatnonzero(parts == name)), split=name)
         for other in found.values():
             part = part.without(other)
-        which = "trained on" if name == "train" else "held out from training"
-        share = f"{len(part):,} of {len(images):,} images, {which}"
-        found[name] = replace(part, share=share)
+        which = "trained on" if name == "train" else UNTRAINED
+        found[name] = replace(part, known=which, total=len(images))
     return found
+
+
+def part_of(
+    images: ImageSet, split: str, limit: int | None, rule: AnySplit | None
+) -> ImageSet | None:
+    """The part of a set that a model's training held out, or kept; None if the rule does not divide it."""
+    if rule is None or images.labels is None or images.images.dtype != np.uint8:
+        return None
+    applying = rule.applying(images.checksums, images.labels.tolist())
+    part = None if applying is None else divided(images, applying)[split]
+    return part if part is None or limit is None else part.draw(limit)
+
+
+def marked(
+    images: ImageSet, rule: AnySplit | None, checksums: Sequence[bytes] | None = None
+) -> ImageSet:
+    """The images with what the rule tells about whether they trained the model.
+
+    Args:
+        checksums: of their pixels at the model's size, if the set holds something else.
+    """
+    if rule is None or (checksums is None and images.images.dtype != np.uint8):
+        return images
+    checksums = images.checksums if checksums is None else checksums
+    labels = None if images.labels is None else images.labels.tolist()
+    applying = None if labels is None else rule.applying(checksums, labels)
+    if applying is None or labels is None:
+        trained = [rule.known([each]) > 0 for each in checksums]
+        return replace(images, trained=np.array(trained, bool), least=not rule.complete)
+    trained = [
+        applying.part(checksum, label) == "train"
+        for checksum, label in zip(checksums, labels, strict=True)
+    ]
+    return replace(images, trained=np.array(trained, bool))

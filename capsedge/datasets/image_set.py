@@ -38,8 +38,10 @@ class ImageSet:
         others: what the model's other inputs take ``[N, ...]``, by name.
         ignored: what the source has and nothing uses, such as a regression's labels; else empty.
         targets: values to estimate ``[N, K]``; None if not known.
-        share: how many of the source's images these are, and whether a network was trained on them; empty if
-            the source itself is divided, or not at all.
+        known: whether a model was trained on all or none of them, in words; empty if nothing tells it.
+        total: number of images that the source holds, where ``known`` is stated.
+        trained: which of the images are known to have trained the model ``[N]``; None if nothing tells it.
+        least: whether others may have trained it too.
     """
 
     source: str
@@ -52,7 +54,10 @@ class ImageSet:
     others: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     ignored: str = ""
     targets: NDArray[np.float64] | None = None
-    share: str = ""
+    known: str = ""
+    total: int = 0
+    trained: NDArray[np.bool_] | None = None
+    least: bool = False
 
     def __len__(self) -> int:
         return len(self.images)
@@ -65,9 +70,27 @@ class ImageSet:
 
     @property
     def described(self) -> str:
-        """Which images these are, for the figures that are measured on them."""
-        which = self.share or (f"{self.split} split" if self.split else "no train/test split")
-        return f"{self.source}, {which}"
+        """Which images these are, for the figures that are measured on them: every verb's wording."""
+        count = f"{len(self):,} {self.noun}"
+        if self.known:
+            part = len(self) < self.total
+            which = f"{len(self):,} of {self.total:,} {self.noun}" if part else f"all {count}"
+            return f"{self.source}, {which}, {self.known}"
+        which = f"{self.split} split, {count}" if self.split else f"{'all ' * self.whole}{count}"
+        if fact := self._overlap:
+            return f"{self.source}, {which}, {fact}"
+        if self.split in ("test", "validation"):
+            return f"{self.source}, {which}"
+        return f"{self.source}, {which}; cannot tell whether they trained the model"
+
+    @property
+    def _overlap(self) -> str:
+        """How many of the images trained the model, in words; empty if that is not known."""
+        if self.trained is None or (self.least and not self.trained.any()):
+            return ""
+        count = int(self.trained.sum())
+        some = f"{'at least ' * self.least}{count:,}" if count else "none"
+        return f"{some} of which trained the model"
 
     @property
     def classes(self) -> NDArray[np.int64]:
@@ -166,6 +189,7 @@ class ImageSet:
         targets = None if self.targets is None else self.targets[indices]
         names = tuple(self.names[k] for k in indices) if self.names else ()
         others = {name: array[indices] for name, array in self.others.items()}
+        trained = None if self.trained is None else self.trained[indices]
         return replace(
             self,
             images=self.images[indices],
@@ -174,6 +198,7 @@ class ImageSet:
             whole=False,
             others=others,
             targets=targets,
+            trained=trained,
         )
 
     def first(self, count: int | None) -> ImageSet:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,15 +20,16 @@ from capsedge.datasets.class_folders import (
     classes_of,
     images_of,
     read_classes,
+    read_pixels,
     read_prepared,
 )
-from capsedge.datasets.division import divided
+from capsedge.datasets.division import marked, part_of
 from capsedge.datasets.image_set import ImageSet, check_finite
 from capsedge.errors import UsageError
 from capsedge.runtime.files.formats import identify_path
 from capsedge.runtime.files.reading import FOLDER, list_folder, path_kind
 from capsedge.runtime.metadata import Preprocessing
-from capsedge.runtime.training_split import TrainingSplit
+from capsedge.runtime.training_split import AnySplit
 
 _IDX_IMAGES, _IDX_LABELS = "-images-idx3-ubyte", "-labels-idx1-ubyte"
 _IDX_STEMS = {"train": "train", "test": "t10k", "validation": "validation"}
@@ -44,7 +45,8 @@ def read_images(
     limit: int | None = None,
     inputs: Mapping[str, str] | None = None,
     classes: bool = True,
-    rule: TrainingSplit | None = None,
+    rule: AnySplit | None = None,
+    named: Sequence[str] = (),
 ) -> ImageSet:
     """Images, or other inputs, for evaluating or calibrating a model, with labels if they are known.
 
@@ -57,7 +59,7 @@ def read_images(
         limit: number of images to read, from the first on.
         inputs: the model's inputs: numpy's type by name; None if the model is not known.
         classes: whether labels are numbers of classes. Those of an archive for a regression are not read.
-        rule: as for `read_split`.
+        rule, named: as for `read_split`.
 
     Raises:
         UsageError: the source cannot be read, is empty, or does not fit the model.
@@ -69,12 +71,12 @@ def read_images(
     key = "folder" if path_kind(source) == FOLDER else "" if found is None else found.key
     if key and key not in _DATA:
         raise _no_data(source)
+    whole = None if rule is not None else limit  # a rule divides all of a file's images
     if key in ("npz", "zip") or source.suffix == ".npz":
-        data = _archive(source, limit, prep, inputs or {}, classes)
+        data = _ruled(_archive(source, whole, prep, inputs or {}, classes), split, limit, rule)
     elif key == "npy":
-        data = _checked(
-            ImageSet(source.name, array_files.read_single(source, limit)), source, prep, inputs
-        )
+        pixels = ImageSet(source.name, array_files.read_single(source, limit))
+        data = marked(_checked(pixels, source, prep, inputs), rule)
     elif prep is None:
         raise UsageError(
             f"{source} cannot be prepared for this model.",
@@ -84,14 +86,14 @@ def read_images(
     elif key == "folder":
         files = images_of(source)
         data = (
-            _images(source, files, prep, limit)
+            _images(source, files, prep, limit, rule)
             if files
-            else read_split(source, split, prep, limit, rule)
+            else read_split(source, split, prep, limit, rule, named)
         )
     elif key == "image":
-        data = _images(source, [source], prep, None)
+        data = _images(source, [source], prep, None, rule)
     else:
-        data = _idx(source, limit)
+        data = _ruled(_idx(source, whole), split, limit, rule)
     if len(data) == 0:
         raise UsageError(
             f"{source} holds no images.",
@@ -106,7 +108,8 @@ def read_split(
     split: str,
     prep: Preprocessing,
     limit: int | None = None,
-    rule: TrainingSplit | None = None,
+    rule: AnySplit | None = None,
+    named: Sequence[str] = (),
 ) -> ImageSet:
     """One split of a data set: pixels ``[N, H, W, C]`` and labels.
 
@@ -120,7 +123,10 @@ def read_split(
             them.
         prep: the model's preprocessing, used to size images of a folder.
         limit: number of images to read, from the first on.
-        rule: which images of a folder without test images were held out when the model was trained on it.
+        rule: which images were held out when the model was trained; a split that the data lack is the part
+            of the training images that it names.
+        named: names of the model's classes: where those of a folder are among them, they are numbered like
+            these, otherwise in alphabetical order.
 
     Returns:
         A set whose ``split`` is ``train``, ``test`` or ``validation``; empty if the source is one set, in
@@ -130,6 +136,50 @@ def read_split(
         UsageError: there is no data in a known format, it lacks the split, or it is damaged.
     """
     source = Path(source)
+    if rule is not None and (split == "train" or not _states(source, split, prep, named)):
+        part = _by_rule(source, split, prep, limit, rule, named)
+        if part is not None and len(part):
+            return part
+    given = _declared(source, split, prep, limit, named)
+    return given if split == "train" else marked(given, rule)
+
+
+def _states(source: Path, split: str, prep: Preprocessing, named: Sequence[str]) -> bool:
+    """Whether the data have this split themselves."""
+    try:
+        return _declared(source, split, prep, 1, named).split == split
+    except UsageError:
+        return False
+
+
+def _by_rule(
+    source: Path,
+    split: str,
+    prep: Preprocessing,
+    limit: int | None,
+    rule: AnySplit,
+    named: Sequence[str],
+) -> ImageSet | None:
+    """The part of the training images that a model's training held out, or kept; None if they are others."""
+    try:
+        images = _declared(source, "train", prep, None, named)
+    except UsageError:  # such as a folder with test images only
+        return None
+    return part_of(images, split, limit, rule)
+
+
+def _ruled(data: ImageSet, split: str, limit: int | None, rule: AnySplit | None) -> ImageSet:
+    """A single file's images: the part that the rule names, or all with what it tells about them."""
+    part = part_of(data, split, limit, rule)
+    if part is not None and len(part):
+        return part
+    return marked(data.first(limit), None if split == "train" else rule)
+
+
+def _declared(
+    source: Path, split: str, prep: Preprocessing, limit: int | None, named: Sequence[str]
+) -> ImageSet:
+    """One split as the data state it, without any rule."""
     found = identify_path(source) if os.path.lexists(source) else None
     if source.suffix == ".npz" or (found is not None and found.key == "npz"):
         return _labelled(_archive(source, limit, prep, {}))
@@ -153,28 +203,17 @@ def read_split(
         if archives:
             data = _labelled(_archive(source / archives[0], limit, prep, {}))
             return replace(data, split=SPLITS[name])
-    if rule is not None and classes_of(source, "test")[1] != "test":
-        part = _by_rule(source, split, prep, limit, rule)
-        if part is not None:
-            return part
     inside, of = classes_of(source, split)
-    pixels, labels, files = read_classes(inside, prep, limit, class_names(source))
+    pixels, labels, files = read_classes(inside, prep, limit, _numbered(source, named))
     if len(pixels) == 0:
         raise _no_classes(source, inside, split)
     return ImageSet(source.name, pixels, labels, names=files, split=of, whole=limit is None)
 
 
-def _by_rule(
-    source: Path, split: str, prep: Preprocessing, limit: int | None, rule: TrainingSplit
-) -> ImageSet | None:
-    """The part of a folder that a model's training held out, or kept; None if it is another folder."""
-    inside, _ = classes_of(source, "train")
-    pixels, labels, files = read_classes(inside, prep, None, class_names(source))
-    images = ImageSet(source.name, pixels, labels, names=files)
-    if not rule.covers(images.checksums):
-        return None
-    part = divided(images, rule)[split]
-    return part if limit is None else part.draw(limit)
+def _numbered(source: Path, named: Sequence[str]) -> tuple[str, ...]:
+    """The classes of a folder in the order of their numbers."""
+    found = class_names(source)
+    return tuple(named) if set(found) <= set(named) else found
 
 
 def _no_classes(source: Path, inside: Path, split: str) -> UsageError:
@@ -365,11 +404,21 @@ def _labels(source: Path, labels: NDArray[Any]) -> NDArray[np.int64]:
     return labels.astype(np.int64)
 
 
-def _images(source: Path, files: list[Path], prep: Preprocessing, limit: int | None) -> ImageSet:
+def _images(
+    source: Path,
+    files: list[Path],
+    prep: Preprocessing,
+    limit: int | None,
+    rule: AnySplit | None,
+) -> ImageSet:
     chosen = files[:limit]
     images = read_prepared(chosen, prep)
     names = tuple(file.name for file in chosen)
-    return ImageSet(source.name, images, names=names, whole=len(chosen) == len(files))
+    found = ImageSet(source.name, images, names=names, whole=len(chosen) == len(files))
+    if rule is None:
+        return found
+    pixels = ImageSet(source.name, read_pixels(chosen, prep))  # a rule knows images by these
+    return marked(found, rule, pixels.checksums)
 
 
 def _idx(source: Path, limit: int | None) -> ImageSet:

@@ -242,6 +242,7 @@ def export_frozen(
     measured = {
         "averaged_images": len(splits.calibration),
         "data_sha256": splits.calibration.digest(),
+        "measured_on": splits.evaluation.described,
         "layers": layers,
         **rounded_outcome(outcome),
     }

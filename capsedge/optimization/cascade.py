@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from capsedge.calibration.collect import check_calibration
 from capsedge.datasets import ImageSet, read_images
+from capsedge.datasets.division import UNTRAINED
 from capsedge.datasets.read import as_images
 from capsedge.errors import ParityError, UnsupportedModelError, UsageError
 from capsedge.graph.proto import opset_of
@@ -39,9 +41,11 @@ from capsedge.runtime.files.writing import (
     write_bytes,
 )
 from capsedge.runtime.load import load_bytes
+from capsedge.runtime.metadata import Preprocessing
 from capsedge.runtime.progress import Progress, silent
 from capsedge.runtime.result_summary import Row, Summarized, Summary, short
 from capsedge.runtime.session import Session
+from capsedge.runtime.training_split import AnySplit, joint
 from capsedge.spec.vocabularies import ESCALATED
 
 # --- The report ---
@@ -105,7 +109,7 @@ class CascadeReport(Summarized):
                 f"{self.augmented_agreement:.4%}, augmented by {self.augmentation:g}",
             ),
             ("small network alone", alone),
-            ("measured on", f"{self.data}; the networks may have been trained on these images"),
+            ("measured on", self.data),
             ("thresholds from", f"{self.calibration_images:,} other images and augmented copies"),
         ]
 
@@ -340,10 +344,13 @@ def _halves(networks: NetworkPair, data: Images, count: int, seed: int) -> _Halv
     elif isinstance(data, np.ndarray):
         pool = as_images(data, prep, inputs)
     else:
-        rule = networks.fit.metadata.training_split
-        pool = read_images(Path(data), prep, "train", inputs=inputs, rule=rule)
-        if pool.share:  # of a folder without a split, the images that were held out from training
-            pool = read_images(Path(data), prep, "test", inputs=inputs, rule=rule)
+        both = (networks.small.session.metadata, networks.large.session.metadata)
+        rule = joint(meta.training_split for meta in both if meta is not None)
+        named = networks.fit.metadata.class_names
+        pool = read_images(Path(data), prep, "train", inputs=inputs, rule=rule, named=named)
+        if rule is not None:  # of data without test images, those that were held out from training
+            apart = _held_out(Path(data), prep, inputs, rule, named)
+            pool = pool if apart is None else apart
         if Path(data).name.startswith(("t10k", "test")):
             warnings.append(
                 f"{Path(data).name} is named like a test set: results must not be reported on "
@@ -361,6 +368,21 @@ def _halves(networks: NetworkPair, data: Images, count: int, seed: int) -> _Halv
             "Provide 1000 different images or more.",
         )
     return _Halves(calibration, held_out, (*check_calibration(calibration), *warnings))
+
+
+def _held_out(
+    data: Path,
+    prep: Preprocessing | None,
+    inputs: Mapping[str, str],
+    rule: AnySplit,
+    named: Sequence[str],
+) -> ImageSet | None:
+    """The images that training held out of data without test images; None if there are none."""
+    try:
+        found = read_images(data, prep, "test", inputs=inputs, rule=rule, named=named)
+    except UsageError:
+        return None
+    return found if found.known == UNTRAINED else None
 
 
 def _failures(

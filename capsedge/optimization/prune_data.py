@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from capsedge.calibration.accuracy import Outcome, of_scores
-from capsedge.datasets import ImageSet, read_split
+from capsedge.datasets import ImageSet, class_names, read_split
+from capsedge.datasets.division import UNTRAINED
 from capsedge.errors import UsageError
 from capsedge.metrics import check_above_chance
 from capsedge.models import CapsuleModel
@@ -65,15 +66,15 @@ def read(data: Path, model: CapsuleModel, limit: int | None, seed: int) -> Pruni
         UsageError: they cannot be read, have no labels, or are too few.
     """
     config, rule = model.config, model.training_split
-    whole = read_split(data, "train", config.preprocessing, limit, rule)
+    whole = read_split(data, "train", config.preprocessing, limit, rule, config.class_names)
     if whole.classes.max(initial=0) >= config.classes:
         raise UsageError(
             f"The data has class {whole.classes.max()}.",
             f"The model has {config.classes} classes.",
         )
-    if whole.share:  # the model's training divided these images
-        validation = read_split(data, "validation", config.preprocessing, limit, rule)
-        if len(validation) >= _FEWEST:
+    if whole.known:  # the model was trained on these images
+        validation = _validation(data, model, limit)
+        if validation is not None and len(validation) >= _FEWEST:
             return PruningImages(whole, validation, unseen=True)
     count = max(int(len(whole) * _HELD_OUT), min(_USUAL, int(len(whole) * _MOST)))
     if count < _FEWEST:
@@ -84,9 +85,26 @@ def read(data: Path, model: CapsuleModel, limit: int | None, seed: int) -> Pruni
             "removed.",
         )
     order = np.random.default_rng(seed).permutation(len(whole))
-    share = f"{count:,} of {len(whole):,} training images, held out from fine-tuning"
-    held_out = replace(whole.take(np.sort(order[:count])), share=share)
+    known = "held out from fine-tuning only"
+    held_out = replace(whole.take(np.sort(order[:count])), known=known, total=len(whole))
     return PruningImages(whole.take(np.sort(order[count:])), held_out, unseen=False)
+
+
+def _validation(data: Path, model: CapsuleModel, limit: int | None) -> ImageSet | None:
+    """The images that chose the model's epoch; None if the data has none."""
+    try:
+        found = read_split(
+            data,
+            "validation",
+            model.config.preprocessing,
+            limit,
+            model.training_split,
+            model.config.class_names,
+        )
+    except UsageError:
+        return None
+    # Of other data, such a split takes the place of test images.
+    return found if found.known == UNTRAINED or class_names(data) else None
 
 
 def read_test(
@@ -98,7 +116,14 @@ def read_test(
         UsageError: some are among the training images.
     """
     try:
-        test = read_split(data, "test", model.config.preprocessing, limit, model.training_split)
+        test = read_split(
+            data,
+            "test",
+            model.config.preprocessing,
+            limit,
+            model.training_split,
+            model.config.class_names,
+        )
     except UsageError:
         return None
     if not test.split:

@@ -106,6 +106,8 @@ class PruningReport(Summarized):
             *(() if self.outcome is None else (Row("judged on", self.images["evaluated_on"]),)),
             *(Row("warning", warning) for warning in self.warnings),
         ]
+        if self.outcome is not None:
+            text += f", on {self.images['evaluated_on']}"
         return Summary("PruningReport", [f"{short(self.output.name)}: {ratio}", text], rows)
 
     def to_dict(self) -> dict[str, Any]:

@@ -41,7 +41,7 @@ from capsedge.runtime.result_summary import (
     save_figure,
 )
 from capsedge.runtime.runtime_options import RuntimeOptions
-from capsedge.runtime.training_split import TrainingSplit
+from capsedge.runtime.training_split import AnySplit, joint
 
 # --- The search ---
 
@@ -87,8 +87,8 @@ class SweepReport(Summarized):
 
     Attributes:
         models: names of the checkpoints.
-        searched: number of training images on which candidates were compared.
-        images, data: number and source of the test images.
+        searched, searched_on: number of images on which candidates were compared, and which they are.
+        images, data: number of the test images, and which they are.
         threads: threads of one inference.
         points: all points, in the order of their creation.
         warnings: warnings for the user.
@@ -96,6 +96,7 @@ class SweepReport(Summarized):
 
     models: tuple[str, ...]
     searched: int
+    searched_on: str
     images: int
     data: str
     threads: int
@@ -114,7 +115,8 @@ class SweepReport(Summarized):
         ]
         rows = [Row(p.file, text) for p, text in zip(self.front, best, strict=True)]
         first = f"{len(self.points)} files, {len(self.front)} on the Pareto front"
-        return Summary("SweepReport", [first, *best], rows)
+        rows.append(Row("accuracy on", self.searched_on))
+        return Summary("SweepReport", [first, *best, f"accuracy on {self.searched_on}"], rows)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
@@ -175,8 +177,10 @@ def _swept(
     sums = [sha256(found.checkpoint) for found in models if found.checkpoint is not None]
     with ExitStack() as stack:
         scratch = stack.enter_context(temporary_folder())
-        config, rule = models[0].model.config, models[0].model.training_split
+        config = models[0].model.config
+        rule = joint(found.model.training_split for found in models)
         calibration, search, warnings = _training_images(config, data, rule)
+        progress(f"accuracy of the search on {search.described}")
         images = digest_of((calibration.digest() + search.digest()).encode()).hexdigest()
         folder = scratch if options.keep is None else options.keep
         state = State(folder, images)
@@ -199,6 +203,7 @@ def _swept(
     return SweepReport(
         models=tuple(found.name for found in models),
         searched=len(search),
+        searched_on=search.described,
         images=len(tested),
         data=tested.described,
         threads=options.threads,
@@ -239,14 +244,14 @@ def _check(models: Sequence[NamedModel], options: SweepOptions) -> None:
 
 
 def _training_images(
-    config: ModelConfig, data: Path, rule: TrainingSplit | None
+    config: ModelConfig, data: Path, rule: AnySplit | None
 ) -> tuple[ImageSet, ImageSet, list[str]]:
     """Images to calibrate on, and others to compare candidates on; at most two thirds of the training images.
 
     Raises:
         UsageError: the data has no labels, or too few images.
     """
-    pool = read_images(data, config.preprocessing, "train", rule=rule)
+    pool = read_images(data, config.preprocessing, "train", rule=rule, named=config.class_names)
     if pool.labels is None:
         raise UsageError(
             f"{pool.source} has no labels.",
@@ -276,12 +281,12 @@ def _training_images(
 def _test_images(
     config: ModelConfig,
     data: Path,
-    rule: TrainingSplit | None,
+    rule: AnySplit | None,
     used: Sequence[ImageSet],
     limit: int | None,
 ) -> tuple[ImageSet, list[str]]:
     """The images for the report, without any that the search has seen; and warnings."""
-    tested = read_images(data, config.preprocessing, "test", rule=rule)
+    tested = read_images(data, config.preprocessing, "test", rule=rule, named=config.class_names)
     count = len(tested)
     for seen in used:
         tested = tested.without(seen)
@@ -406,7 +411,7 @@ def draw(sweep: SweepReport, path: Path) -> None:
     axis.xaxis.set_minor_formatter("{x:g}" if max(times) < 10 * min(times) else "")
     axis.tick_params(which="both", labelsize=8)
     axis.set_xlabel("milliseconds per image (numbers: iterations; area: size of the file)")
-    axis.set_ylabel(f"accuracy on {sweep.searched} training images, %")
+    axis.set_ylabel(f"accuracy in the search, %\n{sweep.searched_on}", fontsize=8)
     axis.set_title("Pareto front of accuracy, latency and size")
     axis.legend(frameon=False, fontsize=8)
     axis.margins(0.12)

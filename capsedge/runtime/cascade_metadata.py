@@ -109,7 +109,7 @@ class Cascade:
             ("large network", str(self.large)),
             ("escalated if", self.criterion),
             ("agreement", self.agreed),
-            ("escalated", f"{self.share:.2%} of the held-out images"),
+            ("escalated", f"{self.share:.2%} of these images"),
             ("time", self.times),
         ]
 
@@ -117,7 +117,7 @@ class Cascade:
     def agreed(self) -> str:
         """The agreement, its bound, and what was asked for."""
         return (
-            f"{self.agreement:.4%} with the large network on {self.images:,} held-out images, at least "
+            f"{self.agreement:.4%} with the large network on {self.images:,} images, at least "
             f"{self.agreement_at_least:.4%} with {CONFIDENCE:.0%} confidence; wanted {self.min_agreement:.4%}"
         )
 

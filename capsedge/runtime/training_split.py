@@ -1,4 +1,4 @@
-"""Which images of a data set without a split a network was trained on, as a rule of a few bytes.
+"""Which images of a data set a network was trained on, as a rule of a few bytes.
 
 The rule depends on the pixels alone: it stays right when images are added, moved, renamed or reordered.
 """
@@ -9,8 +9,9 @@ import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from capsedge.runtime.files.safetensors import field_of
 from capsedge.spec import limits
@@ -32,7 +33,7 @@ class TrainingSplit:
         seed: the seed of the drawing.
         test, validation: one threshold per class, of 8 hexadecimal digits.
         sample: the first 16 hexadecimal digits of the SHA-256 of up to 64 training images, joined. A data set
-            with none of them is another one.
+            with none of them is another one. With fewer than 64, they are all that it was trained on.
     """
 
     seed: int
@@ -58,20 +59,41 @@ class TrainingSplit:
     @property
     def summary(self) -> str:
         """How much was held out, in words: ``9 % to 15 % of each class for testing, 10 % for validation``."""
-        parts, before = [], [0] * (len(self.test) // _KEY)
+        parts: list[str] = []
+        before = [0] * (len(self.test) // _KEY)
         for purpose, text in (("testing", self.test), ("validation", self.validation)):
             ends = [int(text[at : at + _KEY], 16) for at in range(0, len(text), _KEY)]
             shares = [100 * max(0, e - b) / 2**32 for e, b in zip(ends, before, strict=True)]
-            low, high = min(shares, default=0), max(shares, default=0)
+            drawn = [share for share in shares if share > 0]  # of classes that have images
+            low, high = min(drawn, default=0), max(drawn, default=0)
             share = f"{low:.0f} %" if round(low) == round(high) else f"{low:.0f} % to {high:.0f} %"
-            parts.append(f"{share} of each class for {purpose}")
+            if high > 0:  # data that state a split have nothing drawn for it
+                parts.append(f"{share} of each class for {purpose}")
             before = ends
-        return f"{', '.join(parts)} (seed {self.seed})"
+        return f"{', '.join(parts) or 'nothing drawn'} (seed {self.seed})"
 
-    def covers(self, checksums: Iterable[bytes]) -> bool:
-        """Whether these are the checksums of the data set that was divided."""
-        known = {self.sample[at : at + _MARK] for at in range(0, len(self.sample), _MARK)}
-        return any(sample_of(checksum) in known for checksum in checksums)
+    @property
+    def complete(self) -> bool:
+        """Whether the sample holds every image that was trained on."""
+        return len(self.sample) < SAMPLE * _MARK
+
+    def known(self, checksums: Iterable[bytes]) -> int:
+        """How many of these images are in the sample, and so were trained on."""
+        return sum(sample_of(checksum) in self._sampled for checksum in checksums)
+
+    @cached_property
+    def _sampled(self) -> frozenset[str]:
+        return frozenset(self.sample[at : at + _MARK] for at in range(0, len(self.sample), _MARK))
+
+    def applying(self, checksums: Sequence[bytes], labels: Sequence[int]) -> TrainingSplit | None:
+        """The rule, if these are images of the data set that was divided, with the same labels."""
+        found = [
+            self.part(checksum, label)
+            for checksum, label in zip(checksums, labels, strict=True)
+            if sample_of(checksum) in self._sampled
+        ]
+        # Other labels have other thresholds: images of the sample, which are next to them, show it.
+        return self if found and set(found) == {"train"} else None
 
     def part(self, checksum: bytes, label: int) -> str:
         """The split of an image: ``train``, ``test`` or ``validation``."""
@@ -81,6 +103,44 @@ class TrainingSplit:
             if key < int(text[at : at + _KEY] or "0", 16):
                 return name
         return "train"
+
+
+@dataclass(frozen=True)
+class JointSplit:
+    """The rules of several networks: what one of them was trained on is a training image."""
+
+    rules: tuple[TrainingSplit, ...]
+
+    @property
+    def complete(self) -> bool:
+        """Whether the samples hold every image that was trained on."""
+        return all(rule.complete for rule in self.rules)
+
+    def known(self, checksums: Iterable[bytes]) -> int:
+        """How many of these images at least one network was trained on, as far as the samples tell."""
+        return sum(any(rule.known([each]) for rule in self.rules) for each in checksums)
+
+    def applying(self, checksums: Sequence[bytes], labels: Sequence[int]) -> AnySplit | None:
+        """The rules of the networks whose data set this is; None if one has other labels."""
+        known = [rule for rule in self.rules if rule.known(checksums)]
+        found = [rule.applying(checksums, labels) for rule in known]
+        return None if None in found else joint(found)
+
+    def part(self, checksum: bytes, label: int) -> str:
+        """The split of an image; a test image is one of all networks."""
+        parts = {rule.part(checksum, label) for rule in self.rules}
+        if "train" in parts:
+            return "train"
+        return "test" if parts == {"test"} else "validation"
+
+
+AnySplit: TypeAlias = "TrainingSplit | JointSplit"
+
+
+def joint(rules: Iterable[TrainingSplit | None]) -> AnySplit | None:
+    """The rule for images that none of several networks was trained on; None if none states a rule."""
+    found = tuple(dict.fromkeys(rule for rule in rules if rule is not None))
+    return found[0] if len(found) == 1 else JointSplit(found) if found else None
 
 
 def key_of(checksum: bytes, seed: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from capsedge.errors import UsageError
@@ -12,6 +13,7 @@ from capsedge.spec.vocabularies import ZOO_ROUTINGS as ROUTINGS
 DIGITS = (*(f"digits-{routing}" for routing in ROUTINGS), "digits-overlap", "digits-small")
 MODELS = (*DIGITS, "photos")
 DEFAULT = MODELS[0]
+_LOOKED_AT = 100  # files of a folder in which a checkpoint is looked for
 _HERE = Path(__file__).parents[1] / "zoo"
 
 
@@ -55,6 +57,26 @@ def checkpoint_by_sha256(sha256: str) -> Path | None:
     from capsedge.runtime.files.writing import sha256 as checksum
 
     return next((path for path in zoo_checkpoints() if checksum(path) == sha256), None)
+
+
+def checkpoint_option(model: Path, sha256: str) -> str:
+    """The option by which `capsedge verify` takes the checkpoint of a file; empty if it is of the package.
+
+    Args:
+        model: the file, in whose folder the checkpoint is looked for.
+        sha256: the checkpoint's checksum.
+    """
+    from capsedge.runtime.files.reading import list_folder
+    from capsedge.runtime.files.writing import sha256 as checksum
+
+    if checkpoint_by_sha256(sha256) is not None:
+        return ""
+    folder = model.parent
+    files = [
+        folder / name for name in list_folder(folder) if name.endswith((".safetensors", ".pt"))
+    ]
+    found = (file for file in files[:_LOOKED_AT] if file.is_file() and checksum(file) == sha256)
+    return f" --checkpoint {shlex.quote(str(next(found, 'CHECKPOINT')))}"
 
 
 def zoo_model(name: str) -> Path | None:

@@ -304,7 +304,7 @@ FIELDS = (
     Field(
         "training_split",
         "object",
-        "which images of a folder without test images were held out from training: those for which the first "
+        "which images were held out from training: of data without test images, those for which the first "
         "32 bits of SHA-256(seed, SHA-256(pixels)) are below the threshold of their class",
         None,
         nullable=True,

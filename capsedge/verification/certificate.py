@@ -110,11 +110,12 @@ class Certificate(Verdict):
     def _summary(self) -> Summary:
         chain = " -> ".join(short(link.file or link.kind) for link in self.chain)
         worst = max((o["max_abs"] for o in self.samples.get("outputs", ())), default=0.0)
-        images = self.samples.get("images", 0)
-        measured = f"largest difference {worst:.2g} on {images} images"
+        measured = f"largest difference {worst:.2g}"
         decisions = self.samples.get("decisions")
         if decisions:
             measured += f", {decisions['agreement']:.2%} equal decisions"
+        if images := self.samples.get("measured_on"):
+            measured += f" on {images}"
         rows = [Row("chain", chain), Row("samples", measured)]
         rows += [Row("failure", failure) for failure in self.failures]
         rows += [Row("created", self.created)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,13 +26,14 @@ from capsedge.runtime.images.preprocessing import normalized, prepare
 from capsedge.runtime.metadata import Preprocessing
 from capsedge.runtime.onnx_file.summary import read_harmless
 from capsedge.runtime.session import Session
-from capsedge.runtime.training_split import TrainingSplit
+from capsedge.runtime.training_split import AnySplit
 from capsedge.runtime.zoo import samples_folder
 
 # --- Images: real samples, and hard cases that data sets do not contain ---
 
 Floats = NDArray[np.float32]
 GENERATED = 64  # images drawn when no data is given
+_MADE = "made for comparisons"
 
 
 def load_samples(
@@ -41,22 +42,19 @@ def load_samples(
     limit: int | None,
     inputs: Mapping[str, str] | None = None,
     classes: bool = True,
-    rule: TrainingSplit | None = None,
+    rule: AnySplit | None = None,
+    named: Sequence[str] = (),
 ) -> ImageSet:
     """Samples of a data set (its test split), an archive, an idx file or images.
 
     Args:
-        source, prep, limit, inputs, classes, rule: as for ``datasets.read_images``.
+        source, prep, limit, inputs, classes, rule, named: as for ``datasets.read_images``.
 
     Raises:
         UsageError: the source cannot be read, or does not fit the model.
     """
-    found = read_images(source, prep, "test", limit, inputs, classes, rule)
-    if found.share:
-        name = f"{source} ({found.share})"
-    else:
-        name = str(source) if found.whole else f"{source} (first {len(found)})"
-    return replace(found, source=name)
+    found = read_images(source, prep, "test", limit, inputs, classes, rule, named)
+    return replace(found, source=str(source))
 
 
 def shipped_samples(
@@ -73,7 +71,9 @@ def shipped_samples(
         parts.insert(0, np.stack([prepare(file, prep) for file in files]))
     names = (*(f.name for f in files if len(parts) == 2), *(f"drawn {k}" for k in range(GENERATED)))
     images = np.concatenate(parts)[:limit]
-    return ImageSet("samples of the package", images, names=names[: len(images)])
+    return ImageSet(
+        "samples of the package", images, names=names[: len(images)], known=_MADE, total=len(images)
+    )
 
 
 def generated(
@@ -222,8 +222,8 @@ def arrays_for(
     example = _drawn_example(session)
     uniform = input_cases(example, (GENERATED,))[0][1]
     hard = dict(input_cases(example, (1,))[1:])
-    samples = _named("random values", session, [each.numpy() for each in uniform])
-    return samples.first(limit), _hard(session, hard, example)
+    samples = _named("random values", session, [each.numpy() for each in uniform]).first(limit)
+    return replace(samples, known=_MADE, total=len(samples)), _hard(session, hard, example)
 
 
 def _read_arrays(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -34,6 +35,7 @@ from capsedge.runtime.progress import Progress, silent
 from capsedge.runtime.runtime_options import RuntimeOptions
 from capsedge.runtime.score_checks import score_warnings
 from capsedge.runtime.session import Session
+from capsedge.runtime.training_split import AnySplit
 from capsedge.tolerance import NOISE_FACTOR
 from capsedge.verification.artefact_kind import is_folder
 from capsedge.verification.certificate import Certificate, Link
@@ -61,7 +63,7 @@ from capsedge.verification.verify_options import VerifyOptions
 
 _REPEATED = 4  # images that a module of the user's is run on twice
 ROUTING_ERROR_FLIPS = 4  # samples with a changed decision whose routing errors are measured
-Observer = Callable[[Arrays, Arrays, "NDArray[np.int64] | None"], None]
+Observer = Callable[[Arrays, Arrays, ImageSet], None]
 ReferenceRun: TypeAlias = nn.Module | UserModule | Path | str | None
 Runs = Iterable[tuple[tuple[NDArray[Any], ...], Arrays]]
 
@@ -131,13 +133,15 @@ def certify(
     limit: int | None = None,
     progress: Progress = silent,
     observe: Observer | None = None,
+    rule: AnySplit | None = None,
 ) -> Certificate:
     """Compare a loaded artefact with its source, as `verify`.
 
     Args:
         limits: the requirements.
         observe: called with the reference's and the artefact's outputs of every batch of samples, and the
-            labels where there are any.
+            samples of the batch.
+        rule: which images training held out; by default as the artefact states it.
 
     Raises:
         UnsupportedModelError: the file, or the reference, draws random numbers.
@@ -148,7 +152,10 @@ def certify(
         refuse_random(onnx.load_model_from_string(stored), str(session.path))
         refuse_not_finite(stored, str(session.path))
     images = inputs is None and (data is not None or takes_images(session))
-    samples, hard = _images(data, session, limit) if images else arrays_for(session, inputs, limit)
+    if images:
+        samples, hard = _images(data, session, limit, rule)
+    else:
+        samples, hard = arrays_for(session, inputs, limit)
     link, module = _reference(reference, session)
     module = in_order_of(module, [port.name for port in session.inputs])
     ranks = {p.name: len(p.shape) for p in session.outputs if p.name != session.roles.escalated}
@@ -160,7 +167,7 @@ def certify(
     runs = _image_runs if images else array_runs
     step = _steps(progress, len(samples) + len(hard))
     on_samples = _on_samples(
-        runs(session, samples), session, source, limits, samples.labels, step, observe
+        runs(session, samples), session, source, limits, samples, step, observe
     )
     on_hard = _on_hard_cases(runs(session, hard), session, source, limits, step)
     failures = failures_of(limits, ("samples", on_samples, samples), ("hard cases", on_hard, hard))
@@ -182,7 +189,7 @@ def certify(
         samples={
             "source": Path(samples.source).name,
             "split": samples.split,
-            "share": samples.share,
+            "measured_on": replace(samples, source=Path(samples.source).name).described,
             "images": len(samples),
             "sha256": samples.digest(),
             **({"ignored": samples.ignored} if samples.ignored else {}),
@@ -287,7 +294,7 @@ def _on_samples(
     session: Session,
     source: Reference,
     limits: Requirements,
-    labels: NDArray[np.int64] | None,
+    samples: ImageSet,
     step: Callable[[int], None],
     observe: Observer | None,
 ) -> Comparison:
@@ -295,7 +302,7 @@ def _on_samples(
     compared = 0
     for inputs, found in runs:
         count = len(inputs[0])
-        part = None if labels is None else labels[compared:][:count]
+        part = samples.take(np.arange(compared, compared + count))
         compared += count
         if not compared - count:
             source.check_repeatable(*(each[:_REPEATED] for each in inputs))
@@ -304,7 +311,7 @@ def _on_samples(
         if not (limits.explicit or limits.approximate):
             over = comparison.images_over(expected, found)
             defined = _defined(source, inputs, over, expected, session.backend.batches.fixed)
-        comparison.update(expected, found, None, part, *(defined or (None, None)))
+        comparison.update(expected, found, None, part.labels, *(defined or (None, None)))
         if observe is not None:
             observe(expected, found, part)
         step(count)
@@ -362,7 +369,7 @@ def _defined(
 
 
 def _images(
-    data: Path | str | None, session: Session, limit: int | None
+    data: Path | str | None, session: Session, limit: int | None, rule: AnySplit | None
 ) -> tuple[ImageSet, ImageSet]:
     """Samples and hard cases of a session that takes images.
 
@@ -387,7 +394,7 @@ def _images(
         )
     channels, height, width = (int(str(size)) for size in session.inputs[0].shape[1:])
     shape = channels, height, width
-    return _samples(data, session, shape, limit), hard_cases(shape, prep)
+    return _samples(data, session, shape, limit, rule), hard_cases(shape, prep)
 
 
 def _reference(reference: ReferenceRun, session: Session) -> tuple[Link, nn.Module]:
@@ -487,13 +494,16 @@ def _samples(
     session: Session,
     shape: tuple[int, int, int],
     limit: int | None,
+    rule: AnySplit | None,
 ) -> ImageSet:
     prep = session.metadata.preprocessing if session.metadata is not None else None
     if data is None:
         return shipped_samples(prep, shape, limit)
     inputs = {port.name: port.dtype for port in session.inputs}
-    rule = session.metadata.training_split if session.metadata is not None else None
-    samples = load_samples(data, prep, limit, inputs, not session.roles.values, rule)
+    if rule is None and session.metadata is not None:
+        rule = session.metadata.training_split
+    named = session.metadata.class_names if session.metadata is not None else ()
+    samples = load_samples(data, prep, limit, inputs, not session.roles.values, rule, named)
     if samples.preprocessing is None and samples.images.shape[1:] != shape:
         raise UsageError(
             f"{data} holds images {list(samples.images.shape[1:])}.",

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from capsedge.datasets import ImageSet
 from capsedge.errors import UsageError
 from capsedge.metrics import Decisions, RegressionErrors
 from capsedge.options import takes
@@ -23,6 +24,7 @@ from capsedge.runtime.result_summary import Row, Summary, short
 from capsedge.runtime.runtime_options import RuntimeOptions
 from capsedge.runtime.scores import scores_of
 from capsedge.runtime.session import Session
+from capsedge.runtime.training_split import joint
 from capsedge.verification.certificate import Certificate, Verdict
 from capsedge.verification.reference import Arrays
 from capsedge.verification.requirements import Requirements, drop_failures
@@ -39,7 +41,7 @@ class EnsembleCertificate(Verdict):
     Attributes:
         members: the certificate of each member, compared with its own source, with checksums of all files.
         averaged: what is averaged: ``length``, ``probability`` or ``values``.
-        images: number of samples.
+        images, measured_on: number of samples, and which they are.
         decisions: of the ensemble against the ensemble of the sources; None for a regression.
         estimates: of a regression, the errors of the averaged values; otherwise None.
         alone: for each member, its file, its agreement with the ensemble and, with labels, its accuracy.
@@ -52,6 +54,7 @@ class EnsembleCertificate(Verdict):
     members: tuple[Certificate, ...]
     averaged: str
     images: int
+    measured_on: str
     decisions: dict[str, Any] | None
     estimates: dict[str, Any] | None
     alone: tuple[dict[str, Any], ...]
@@ -63,9 +66,10 @@ class EnsembleCertificate(Verdict):
 
     def _summary(self) -> Summary:
         files = " + ".join(short(member.chain[-1].file) for member in self.members)
-        measured = f"mean {self.averaged} on {self.images} images"
+        measured = f"mean {self.averaged}"
         if self.decisions is not None:
             measured += f", {self.decisions['agreement']:.2%} equal decisions"
+        measured += f" on {self.measured_on}"
         rows = [Row(short(m.chain[-1].file), m.verdict) for m in self.members]
         rows += [Row("samples", measured), *(Row("failure", f) for f in self.failures)]
         lines = [f"{self.verdict}: {files}", *self.failures[:1], measured]
@@ -80,6 +84,7 @@ class EnsembleCertificate(Verdict):
             "failures": list(self.failures),
             "averaged": self.averaged,
             "images": self.images,
+            "measured_on": self.measured_on,
             "decisions": self.decisions,
             "estimates": self.estimates,
             "alone": list(self.alone),
@@ -99,12 +104,14 @@ class _MemberOutputs:
     expected: list[NDArray[np.float64]] = field(default_factory=list)
     artefact: list[NDArray[np.float64]] = field(default_factory=list)
     labels: list[NDArray[np.int64]] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
 
-    def observe(self, expected: Arrays, artefact: Arrays, labels: NDArray[np.int64] | None) -> None:
+    def observe(self, expected: Arrays, artefact: Arrays, samples: ImageSet) -> None:
         self.expected.append(self._read(expected))
         self.artefact.append(self._read(artefact))
-        if labels is not None:
-            self.labels.append(labels)
+        self.names += samples.names
+        if samples.labels is not None:
+            self.labels.append(samples.labels)
 
     def _read(self, outputs: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
         name = self.session.roles.scores
@@ -162,6 +169,8 @@ def verify_ensemble(
     sources = _sources(references, members)
     found = [_MemberOutputs(member) for member in members]
     limits = [Requirements.of(member, options) for member in members]
+    # Members must be compared on the same images, which none was trained on.
+    rule = joint(m.metadata.training_split for m in members if m.metadata is not None)
     certificates: list[Certificate] = []
     for number, member in enumerate(members):
 
@@ -171,7 +180,7 @@ def verify_ensemble(
         certificates.append(
             certify(
                 sources[number], member, data, limits[number],
-                limit=options.limit, progress=step, observe=found[number].observe,
+                limit=options.limit, progress=step, observe=found[number].observe, rule=rule,
             )
         )  # fmt: skip
     return _averaged_failures(loaded, certificates, found, limits, options.min_agreement)
@@ -218,7 +227,10 @@ def _averaged_failures(
         members=tuple(certificates),
         averaged=ensemble.score_kind or "values",
         images=len(averaged),
-        decisions=None if decisions is None else decisions.to_dict(class_name=ensemble.class_name),
+        measured_on=certificates[0].samples["measured_on"],
+        decisions=None
+        if decisions is None
+        else decisions.to_dict(observed[0].names, ensemble.class_name),
         estimates=None if errors is None else errors.to_dict(),
         alone=tuple(alone),
         limits={"min_agreement": least, "max_drop_points": max(drops) if drops else None},

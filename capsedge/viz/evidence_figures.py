@@ -376,10 +376,11 @@ def compute_hardest(
     """The data of the picture; arguments and errors as for `capsedge.viz.hardest`."""
     preprocessing = preprocessing_of(session)
     rule = session.metadata.training_split if session.metadata is not None else None
+    named = session.metadata.class_names if session.metadata is not None else ()
     found = (
         data
         if isinstance(data, ImageSet)
-        else read_images(data, preprocessing, "test", limit, rule=rule)
+        else read_images(data, preprocessing, "test", limit, rule=rule, named=named)
     )
     scores = np.stack(
         [p.scores for p in session.stream(found.inputs(), prepared=True, batch_size=64)]

@@ -170,7 +170,9 @@ def test_accuracy_is_never_reported_on_calibration_images(place: Path, tmp_path:
     )  # fmt: skip
     assert code == 0, message
     counts = {"calibration": 30, "search": 0, "evaluation": 50}
-    assert json.loads(text)["images"] == counts | {"evaluated_on": "train.npz, no train/test split"}
+    assert json.loads(text)["images"] == counts | {
+        "evaluated_on": "train.npz, 50 images; cannot tell whether they trained the model"
+    }
 
 
 def test_bad_input(place: Path, tmp_path: Path) -> None:
@@ -284,12 +286,17 @@ def test_em_couplings_are_not_frozen(place: Path, tmp_path: Path) -> None:
     assert "EM routing" in message
 
 
-def test_says_what_verifies_it(place: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("beside", [True, False])
+def test_says_what_verifies_it(place: Path, tmp_path: Path, beside: bool) -> None:
+    model = place / "m.onnx"
+    if not beside:
+        model = shutil.copyfile(model, tmp_path / "m.onnx")
     arguments = ("--calib-data", place / "data", "--calib-images", 40, "--max-drop", 100)
     out = tmp_path / "of a name.onnx"
-    code, _, message = _run(place / "m.onnx", *arguments, "-o", out)
+    code, _, message = _run(model, *arguments, "-o", out)
     assert code == 0, message
-    assert f"capsedge verify '{out}' --checkpoint CHECKPOINT --data {place / 'data'}" in message
+    option = f"--checkpoint {place / 'm.safetensors'}" if beside else "--checkpoint CHECKPOINT"
+    assert f"capsedge verify '{out}' {option} --data {place / 'data'}" in message
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,8 @@ def test_sweeps(place: Path) -> None:
     assert document["searched"] == 13
     assert document["images"] == 40
     assert svg.read_bytes()[:5] == b"<?xml"
+    assert f"search: accuracy on {document['searched_on']}" in text
+    assert f"test: accuracy of the front on {document['data']}" in text
     assert text.count("kept") == sum(p["front"] for p in points)
 
 
@@ -90,6 +92,7 @@ def test_the_test_images_are_read_once_after_the_search(
         labels = np.concatenate([train["labels"], test["labels"]])
     np.savez(place / "data/test.npz", images=images, labels=labels)
     events: list[str] = []
+    lines: list[str] = []
     searched: list[ImageSet] = []
     reader = sweeps.read_images
 
@@ -122,9 +125,14 @@ def test_the_test_images_are_read_once_after_the_search(
         place / "m.safetensors",
         place / "data",
         SweepOptions(iterations=(1, 2), precision=("fp32",)),
+        progress=lines.append,
     )
     assert events == ["train", "timed", "test", "tested 1"]
     assert swept.images == 80 - swept.searched - len(searched[0])
+    assert swept.data == f"test.npz, test split, {swept.images} images"
+    text = f"train.npz, train split, {swept.searched} images; cannot tell whether they trained the model"
+    assert swept.searched_on == text
+    assert lines[0] == f"accuracy of the search on {text}"
     assert any("are training images too" in warning for warning in swept.warnings)
 
 

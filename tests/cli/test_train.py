@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from capsedge.cli import app
+from capsedge.datasets import read_images, read_split
 from capsedge.errors import UsageError
 from capsedge.models.checkpoint import load_checkpoint
 from capsedge.models.training.recipe import training_of
@@ -48,24 +49,55 @@ def test_trains_and_goes_on(data: Path) -> None:
     assert invoke(*RUN, "--data", data, "-o", more, "--epochs", 1, *init).exit_code == 0
 
 
-def test_without_test_images_there_is_no_test_accuracy(data: Path) -> None:
-    """One file is one set: the accuracy is of the training images, and called so everywhere."""
+def test_of_one_file_images_are_held_out_and_found_again(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("capsedge.models.training.run.draw", lambda *_: None)  # slow to import
     run, alone = data / "run", data / "train.npz"
-    done = invoke(*RUN[:-1], "--data", alone, "-o", run, "--epochs", 1, "--limit", 16)
+    done = invoke(*RUN, "--data", alone, "-o", run, "--epochs", 1)
+    assert done.exit_code == 0, done.output
+    assert "no test images: 10 training images are held out" in done.stderr
+    document = json.loads(done.stdout)
+    assert document["test_data"] == "train.npz, 10 of 48 images, held out from training"
+    assert document["test_images"] == 10
+    assert f"{document['test_accuracy']:.4f} ({document['test_data']})" in done.stderr
+    model = load_checkpoint(run / "model.safetensors")
+    prep, rule = model.config.preprocessing, model.training_split
+    test = read_images(alone.rename(data / "moved.npz"), prep, "test", rule=rule)
+    assert test.described == "moved.npz, 10 of 48 images, held out from training"
+    assert len(read_split(data / "moved.npz", "train", prep, rule=rule)) == 28
+    again = ("--data", data / "moved.npz", "-o", run, "--epochs", 1, "--resume")
+    more = json.loads(invoke(*RUN, *again).stdout)
+    assert more["epochs"] == []
+    assert more["test_accuracy"] == document["test_accuracy"]
+
+
+def test_without_images_to_hold_out_accuracy_is_that_of_training(data: Path) -> None:
+    """Of classes with one image each, none can be held out."""
+    run, alone = data / "run", data / "train.npz"
+    done = invoke(*RUN[:-1], "--data", alone, "-o", run, "--epochs", 1, "--limit", 10)
     assert done.exit_code == 0, done.output
     assert "accuracy on the training images" in done.stderr
-    assert "no test images" in done.stderr
     assert "test accuracy" not in done.stderr
     (line,) = [json.loads(text) for text in (run / "history.jsonl").read_text().splitlines()]
-    assert line["training_images"] == 16
-    assert "training_accuracy" in line
-    assert not any(key.startswith("test") for key in line)
+    assert line["training_images"] == 10
+    assert not any(key.startswith(("test", "validation")) for key in line)
     stored = training_of(run / "model.safetensors")
     assert stored is not None
     assert stored.last["training_accuracy"] == line["training_accuracy"]
-    assert "test_accuracy" not in stored.last
-    more = invoke(*RUN, "--data", alone, "-o", run, "--epochs", 1, "--limit", 16, "--resume")
-    assert json.loads(more.stdout)["epochs"] == []
+
+
+def test_data_with_test_images_record_what_was_trained_on(data: Path) -> None:
+    run = data / "run"
+    assert invoke(*RUN, "--data", data, "-o", run, "--epochs", 1, "--limit", 16).exit_code == 0
+    model = load_checkpoint(run / "model.safetensors")
+    prep, rule = model.config.preprocessing, model.training_split
+    assert rule is not None
+    whole = read_images(data / "train.npz", prep, "test", limit=16, rule=rule)
+    assert whole.described == "train.npz, 16 images, 16 of which trained the model"
+    assert read_images(data, prep, "test", rule=rule).described == (
+        "test.npz, test split, 48 images, none of which trained the model"
+    )
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from capsedge.datasets import ImageSet, read_images, read_split
 from capsedge.datasets.division import divided, rule_of
 from capsedge.errors import ArtefactError
 from capsedge.runtime.metadata import ModelMetadata, Preprocessing
-from capsedge.runtime.training_split import TrainingSplit
+from capsedge.runtime.training_split import TrainingSplit, joint
 from capsedge.spec import limits
 from tests.runtime.models import metadata
 
@@ -48,6 +48,7 @@ def test_some_of_each_class_are_held_out() -> None:
     assert again.digest() == test.digest() != other.digest()
     assert (training.split, test.split) == ("train", "test")
     assert test.described == "photos, 10 of 63 images, held out from training"
+    assert test.first(3).described == "photos, 3 of 63 images, held out from training"
     assert training.described == "photos, 53 of 63 images, trained on"
 
 
@@ -114,7 +115,131 @@ def test_other_data_are_used_as_a_whole(tmp_path: Path) -> None:
     images = np.random.default_rng(5).integers(0, 256, (20, 4, 4, 1), dtype=np.uint8)
     folder = _folder(tmp_path / "others", ImageSet("others", images, np.arange(20) % 2))
     found = read_images(folder, PREP, "test", rule=rule)
-    assert (len(found), found.split, found.share) == (20, "", "")
+    assert (len(found), found.split) == (20, "")
+    assert found.described == "others, all 20 images, none of which trained the model"
+    longer = replace(rule, sample="0" * 64 * 16)  # more images were trained on than it names
+    found = read_images(folder, PREP, "test", rule=longer)
+    assert found.described == "others, all 20 images; cannot tell whether they trained the model"
+
+
+def _idx(place: Path, images: ImageSet) -> Path:
+    place.mkdir()
+    for name, array in (("images-idx3", images.images[..., 0]), ("labels-idx1", images.classes)):
+        head = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">i4").tobytes()
+        (place / f"train-{name}-ubyte").write_bytes(head + array.astype(np.uint8).tobytes())
+    return place
+
+
+def _archive(place: Path, images: ImageSet) -> Path:
+    place.parent.mkdir(exist_ok=True)
+    np.savez(place, images=images.images, labels=images.classes)
+    return place
+
+
+@pytest.mark.parametrize("kind", ["file", "archives", "idx", "idx file", "class folders"])
+def test_every_kind_of_data_without_test_images_is_divided(tmp_path: Path, kind: str) -> None:
+    images = _set([20, 20])
+    rule = rule_of(images, 2, SHARES, 1)
+    source = {
+        "file": lambda: _archive(tmp_path / "one.npz", images),
+        "archives": lambda: _archive(tmp_path / "data" / "train.npz", images).parent,
+        "idx": lambda: _idx(tmp_path / "data", images),
+        "idx file": lambda: _idx(tmp_path / "data", images) / "train-images-idx3-ubyte",
+        "class folders": lambda: _folder(tmp_path / "data", images),
+    }[kind]()
+    wanted = {split: part.digest() for split, part in divided(images, rule).items()}
+    for split, which in (("test", "held out from training"), ("train", "trained on")):
+        found = read_images(source, PREP, split, rule=rule)
+        assert found.split == split
+        assert found.described.endswith(f", {len(found)} of 40 images, {which}")
+        if kind != "class folders":  # whose images are in another order
+            assert found.digest() == wanted[split]
+    if kind != "idx file":
+        assert len(read_split(source, "validation", PREP, rule=rule)) == 4
+
+
+def test_a_test_split_made_of_trained_images_says_so(tmp_path: Path) -> None:
+    images = _set([20, 20])
+    rule = rule_of(images, 2, SHARES, 1)
+    trained = len(divided(images, rule)["train"])
+    source = _archive(tmp_path / "data" / "test.npz", images).parent
+    found = read_images(source, PREP, "test", rule=rule)
+    text = f"test.npz, test split, 40 images, {trained} of which trained the model"
+    assert found.described == text
+    for name, expected in (("train", trained), ("test", 0)):
+        part = found.take(np.flatnonzero(found.occurs_in(replace(
+            divided(images, rule)[name], preprocessing=PREP
+        ))))  # fmt: skip
+        count = f"{expected or 'none'} of which trained the model"
+        assert part.described == f"test.npz, test split, {len(part)} images, {count}"
+
+
+@pytest.mark.parametrize("kind", ["folder", "array"])
+@pytest.mark.parametrize("every", [True, False])
+def test_trained_images_without_labels_are_counted(tmp_path: Path, kind: str, every: bool) -> None:
+    images = _set([20, 20])
+    rule = rule_of(images, 2, SHARES, 1)
+    trained = len(divided(images, rule)["train"])
+    text = f"{trained} of which trained the model"
+    if not every:  # the sample of a larger data set
+        rule = replace(rule, sample=rule.sample[:48] + "0" * 61 * 16)
+        text = "at least 3 of which trained the model"
+    source = tmp_path / "pixels.npy"
+    if kind == "folder":
+        source = tmp_path / "flat"
+        source.mkdir()
+        for number, pixels in enumerate(images.images):
+            Image.fromarray(pixels[..., 0]).save(source / f"{number}.png")
+    else:
+        np.save(source, images.images)
+    found = read_images(source, PREP, "test", rule=rule)
+    assert found.described == f"{source.name}, all 40 images, {text}"
+
+
+def test_a_stated_test_split_stays_and_validation_is_drawn(tmp_path: Path) -> None:
+    images = _set([20, 20])
+    rule = rule_of(images, 2, {"validation": 0.1}, 1)
+    assert rule.summary == "4 % to 5 % of each class for validation (seed 1)"
+    source = _archive(tmp_path / "data" / "train.npz", images).parent
+    others = np.random.default_rng(5).integers(0, 256, (20, 4, 4, 1), dtype=np.uint8)
+    _archive(source / "test.npz", ImageSet("test", others, np.arange(20) % 2))
+    found = read_split(source, "test", PREP, rule=rule)
+    assert found.described == "test.npz, test split, 20 images, none of which trained the model"
+    assert read_split(source, "validation", PREP, rule=rule).occurs_in(images).all()
+    assert len(read_split(source, "train", PREP, rule=rule)) == 36
+
+
+def test_of_other_labels_nothing_is_claimed(tmp_path: Path) -> None:
+    """Thresholds are those of classes: with other labels, trained images would pass for held-out ones."""
+    images = _set([40, 40])
+    rule = rule_of(images, 2, SHARES, 1)
+    other = _archive(tmp_path / "one.npz", replace(images, labels=1 - images.classes))
+    found = read_images(other, PREP, "test", rule=rule)
+    assert found.described == "one.npz, all 80 images, 62 of which trained the model"
+    assert joint([rule, rule_of(images, 2, SHARES, 2)]).applying(
+        images.checksums, (1 - images.classes).tolist()
+    ) is None  # fmt: skip
+    prepared = images.images.astype(np.float32).transpose(0, 3, 1, 2)
+    np.savez(tmp_path / "prepared.npz", images=prepared, labels=images.classes)
+    floats = read_images(tmp_path / "prepared.npz", PREP, "test", rule=rule)
+    assert floats.described.endswith("all 80 images; cannot tell whether they trained the model")
+
+
+def test_what_any_of_several_networks_was_trained_on_is_not_held_out(tmp_path: Path) -> None:
+    images = _set([60, 60])
+    rules = [rule_of(images, 2, {"test": 0.5}, seed) for seed in (1, 2)]
+    source = _archive(tmp_path / "one.npz", images)
+    apart = ImageSet("other", np.full((1, 4, 4, 1), 7, np.uint8), np.zeros(1, np.int64))
+    other = rule_of(apart, 1, {}, 0)  # of a network with other data
+    together = joint([*rules, None, rules[0], other])
+    held = read_images(source, PREP, "test", rule=together)
+    assert 10 < len(held) < 50
+    for rule in rules:
+        trained = replace(divided(images, rule)["train"], preprocessing=PREP)
+        assert not held.occurs_in(trained).any()
+        assert trained.occurs_in(read_images(source, PREP, "train", rule=together)).all()
+    assert joint([None]) is None
+    assert joint([rules[0], rules[0]]) is rules[0]
 
 
 RULE = TrainingSplit(1, "8000000000000000", "ffffffff00000001", "0123456789abcdef")
@@ -148,4 +273,26 @@ def test_the_rule_in_words() -> None:
     assert rule.summary == (
         "10 % to 15 % of each class for testing, 10 % of each class for validation (seed 7)"
     )
-    assert TrainingSplit(0, "", "", "").summary.startswith("0 % of each class for testing")
+    empty = TrainingSplit(7, "19999999" + "00000000", "33333333" + "00000000", "")
+    assert (
+        empty.summary
+        == "10 % of each class for testing, 10 % of each class for validation (seed 7)"
+    )
+    assert TrainingSplit(0, "", "", "").summary == "nothing drawn (seed 0)"
+
+
+def test_a_folder_of_classes_is_numbered_as_the_model_names_them(tmp_path: Path) -> None:
+    """By its own order, a folder that lacks a class, or a model with another order, gets wrong labels."""
+    images = _set([6, 6])
+    folder = _folder(tmp_path / "photos", images)  # the classes 0 and 1
+    for named, wanted in (
+        ((), {0, 1}),
+        (("1", "0"), {0, 1}),
+        (("2", "1", "0"), {1, 2}),
+        (("a", "1"), {0, 1}),
+    ):
+        found = read_images(folder, PREP, "test", named=named)
+        assert set(found.classes.tolist()) == wanted
+        if "0" in named:
+            for name, label in zip(found.names, found.classes, strict=True):
+                assert named[label] == name.split("/")[0]

@@ -52,9 +52,11 @@ def split_of(source: Path, split: str) -> str:
     except UsageError as error:
         return error.what if error.fix else "no fix"
     if found.split:
-        assert found.described.endswith(f", {found.split} split")
+        assert f", {found.split} split, {len(found)} images" in found.described
     else:
-        assert found.described.endswith(", no train/test split")
+        assert found.described.endswith(
+            f"{len(found)} images; cannot tell whether they trained the model"
+        )
     return found.split
 
 

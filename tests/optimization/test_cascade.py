@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 
 import capsedge
 from capsedge.cli import app
+from capsedge.datasets import ImageSet
+from capsedge.datasets.division import divided, rule_of
 from capsedge.exporters.tensorrt.lowering import check
 from capsedge.optimization.cascade import CascadeReport
 from capsedge.optimization.cascade_graph import EscalationRule, Pair, join
@@ -27,6 +29,7 @@ from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.load import load_bytes
 from capsedge.runtime.metadata import ModelMetadata, Outputs, Preprocessing
 from capsedge.runtime.onnx_file.forecast import forecast
+from capsedge.runtime.training_split import TRAINING_SPLIT_KEY
 from tests.optimization.cascades import noisy, pair, pixels, written
 from tests.runtime.models import SIDE, capsule_model, metadata
 
@@ -398,12 +401,39 @@ def test_the_verb(place: Path, tmp_path: Path):
     assert found.cascade is not None
     text = CliRunner().invoke(app, base)
     assert "at worst" in text.stdout
+    measured = f"train.npz, train split, {document['cascade']['images']} images; cannot tell"
+    assert document["data"].startswith(measured)
+    assert measured in re.sub(r"\s+", " ", text.stdout)
+    # Its large network is not of a checkpoint of ours.
+    assert f"capsedge verify {out} --module CODE.py:" in text.stderr
     assert text.stdout.endswith("PASSED\n")
     shown = CliRunner().invoke(app, ["inspect", str(out)])
     assert "small.onnx, then large.onnx for escalated images" in shown.stdout
     failed = CliRunner().invoke(app, [*base, "--max-share", "0"])
     assert isinstance(failed.exception, capsedge.ParityError)
     assert "FAILED" in failed.stdout
+
+
+def test_it_is_measured_on_what_neither_network_was_trained_on(tmp_path: Path):
+    """Each network held out other images of the same file."""
+    labels = np.arange(len(IMAGES)) % 2
+    data = ImageSet("one.npz", IMAGES[..., None], labels)
+    np.savez(tmp_path / "one.npz", images=IMAGES, labels=labels)
+    held: list[ImageSet] = []
+    for path, seed in zip(pair(tmp_path), (1, 2), strict=True):
+        rule = rule_of(data, 2, {"test": 0.7}, seed)
+        held.append(divided(data, rule)["test"])
+        model = onnx.load(path)
+        entry = model.metadata_props.add()
+        entry.key, entry.value = TRAINING_SPLIT_KEY, json.dumps(rule.to_dict())
+        onnx.save(model, path)
+    both = int(held[0].occurs_in(held[1]).sum())
+    files = tmp_path / "small.onnx", tmp_path / "large.onnx"
+    options = capsedge.CascadeOptions(min_agreement=0.5)
+    made = capsedge.cascade(*files, None, options, data=tmp_path / "one.npz")
+    measured = made.cascade.images
+    assert made.calibration_images + measured == both < len(held[0])
+    assert made.data == f"one.npz, {measured} of 400 images, held out from training"
 
 
 def test_infer_states_the_share(place: Path, report: CascadeReport, tmp_path: Path):

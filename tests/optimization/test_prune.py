@@ -95,8 +95,8 @@ def test_a_target_is_reached_and_every_step_works_on_the_result(
     assert report.outcome is not None
     assert report.images == {
         "fine_tuning": 264, "held_out": 24, "evaluation": 64,
-        "searched_on": "train.npz, 24 of 288 training images, held out from fine-tuning",
-        "evaluated_on": "test.npz, test split",
+        "searched_on": "train.npz, 24 of 288 images, held out from fine-tuning only",
+        "evaluated_on": "test.npz, test split, 64 images",
     }  # fmt: skip
     model = load_checkpoint(small)
     assert multiply_adds(model.config) == report.after.multiply_adds
@@ -345,7 +345,7 @@ def test_shared_images_are_refused_and_one_file_has_no_test_split(
     with pytest.raises(UsageError, match="among the training images"):
         pruned(checkpoint, tmp_path / "s.safetensors", data=shared, **options)
     report = pruned(checkpoint, tmp_path / "t.safetensors", data=shared / "train.npz", **options)
-    searched = "train.npz, 24 of 288 training images, held out from fine-tuning"
+    searched = "train.npz, 24 of 288 images, held out from fine-tuning only"
     assert report.images["evaluated_on"] == report.images["searched_on"] == searched
 
 

@@ -1,4 +1,4 @@
-"""The files of docs/how-to/service.md: each command, option, path and port in them exists."""
+"""The files of docs/how-to/service.md: each command, option, path and port in them exists, and runs."""
 
 from __future__ import annotations
 
@@ -7,8 +7,14 @@ import json
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -139,3 +145,108 @@ def test_the_container_reports_its_health(tmp_path: Path) -> None:
         return [*found, await healthy(port)]
 
     assert asyncio.run(asyncio.wait_for(run(), SECONDS)) == [True, False, 503, False]
+
+
+# --- The commands of both files, as plain processes: only the ports and the places of files are others ---
+
+
+def free_port() -> int:
+    """The first of three free ports in a row, as REST, gRPC and the figures take them."""
+    for _ in range(100):
+        with ExitStack() as stack:
+            first = stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
+            try:
+                for port in (first + 1, first + 2):
+                    stack.enter_context(socket.create_server(("127.0.0.1", port)))
+            except OSError:
+                continue
+            return int(first)
+    raise AssertionError("there are no three free ports in a row")
+
+
+def moved(words: list[str], places: Mapping[str, str]) -> list[str]:
+    """The words of a command, each of whose parts in ``places`` occurs and is replaced."""
+    text = "\0".join(words)
+    for old, new in places.items():
+        assert old in text, old
+        text = text.replace(old, new)
+    return text.split("\0")
+
+
+def ended(command: list[str], until: Callable[[], bool], **others: Any) -> tuple[int, str]:
+    """Run a server until it is ready, stop it as services are stopped: its code, and what it said."""
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, **others
+    ) as server:
+        try:
+            end = time.monotonic() + SECONDS
+            while not until():
+                assert server.poll() is None, server.communicate()[1]
+                assert time.monotonic() < end, "it did not become ready"
+                time.sleep(0.1)
+            server.terminate()
+            _, said = server.communicate(timeout=SECONDS)
+        finally:
+            server.kill()
+    return server.returncode, said
+
+
+@pytest.mark.thorough
+def test_the_commands_of_the_unit_run(tmp_path: Path) -> None:
+    port = str(free_port())
+    command = shlex.split(setting("ExecStart"))
+    stored = command[-1].partition("=")[2]
+    model = shutil.copyfile(ROOT / "capsedge/zoo/digits-dynamic.onnx", tmp_path / "digits.onnx")
+    start = [sys.executable, "-m", "capsedge"]
+    start += moved(command[1:], {"8080": port, stored: str(model)})
+    ask = moved(shlex.split(setting("ExecStartPost")), {":8080/": f":{port}/"})
+    if shutil.which("curl") is None:
+        pytest.skip("curl is missing")
+    assert Path(ask[0]).name == "curl"
+    served: list[int] = []
+
+    def ready() -> bool:  # the unit's own command waits until the server answers
+        done = subprocess.run(["curl", *ask[1:]], check=False, timeout=SECONDS)
+        served.append(get_status(f"http://127.0.0.1:{port}/v2/models/digits/ready"))
+        return done.returncode == 0
+
+    code, said = ended(start, ready, cwd=tmp_path)
+    assert served[-1] == 200
+    assert str(code) == setting("SuccessExitStatus"), said
+    assert "Traceback" not in said
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("sealed", [False, True])
+def test_the_commands_of_the_container_run(tmp_path: Path, sealed: bool) -> None:
+    """Sealed: with all files read-only but those in /tmp, as the page starts it."""
+    port = str(free_port())
+    _, *words = json.loads(instruction("ENTRYPOINT"))
+    start = [sys.executable, "-m", "capsedge"]
+    start += moved([*words, *json.loads(instruction("CMD"))], {"8080": port})
+    if sealed:
+        seal = "mount --rbind / / && mount -o remount,bind,ro / && mount -t tmpfs tmp /tmp"
+        within = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+        if subprocess.run([*within, seal], capture_output=True, check=False).returncode:
+            pytest.skip("file systems cannot be mounted here")
+        start = [*within, f'{seal} && exec "$@"', "sh", *start]
+    health = re.findall(r"^\s*HEALTHCHECK .*? CMD (\[.+\])$", CONTAINER, re.M)[0]
+    _, *check = moved(json.loads(health), {":8080/": f":{port}/"})
+
+    def ready() -> bool:
+        done = subprocess.run([sys.executable, *check], stderr=subprocess.DEVNULL, check=False)
+        return done.returncode == 0
+
+    code, said = ended(start, ready, cwd="/")
+    assert code == 143, said
+    assert "Traceback" not in said
+    assert not ready()
+
+
+def get_status(address: str) -> int:
+    """The status of an answer; 0 without one."""
+    try:
+        with urllib.request.urlopen(address, timeout=SECONDS) as answer:
+            return int(answer.status)
+    except urllib.error.URLError:
+        return 0

@@ -9,10 +9,15 @@ import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper
+from PIL import Image
 
 import capsedge
+from capsedge.cli.verify import _show_ensemble
+from capsedge.datasets import ImageSet
+from capsedge.datasets.division import divided, rule_of
 from capsedge.errors import ArtefactError, ParityError, UsageError
 from capsedge.runtime.files.writing import sha256
+from capsedge.runtime.training_split import TRAINING_SPLIT_KEY
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +90,52 @@ def test_the_average_is_judged(pair, labelled: Path, tmp_path: Path) -> None:
     certificate = capsedge.verify_ensemble(checkpoints, wrong, loose, data=labelled)
     assert any(failure.startswith("The ensemble: ") for failure in certificate.failures)
     assert "<EnsembleCertificate FAILED" in repr(certificate)
+
+
+def test_flips_name_the_image_and_the_classes(pair, tmp_path: Path, capsys) -> None:
+    checkpoints, files = pair
+    wrong = [damaged(f, tmp_path / f.name) for f in files]
+    rng = np.random.default_rng(4)
+    folder = tmp_path / "letters"
+    for label in range(10):
+        (folder / str(label)).mkdir(parents=True)
+        pixels = rng.integers(0, 256, (28, 28), np.uint8)
+        Image.fromarray(pixels).save(folder / str(label) / "a.png")
+    loose = capsedge.VerifyOptions(tolerance=(1e9, 1e9))
+    certificate = capsedge.verify_ensemble(checkpoints, wrong, loose, data=folder)
+    assert certificate.decisions is not None
+    flips = certificate.decisions["flips_by_margin"]
+    assert flips
+    assert {flip["name"] for flip in flips} <= {f"{label}/a.png" for label in range(10)}
+    _show_ensemble(certificate, None)
+    shown = capsys.readouterr().out
+    first = flips[0]
+    change = f"{first['reference'][0]} -> {first['artefact'][0]}, margin {first['margin']:.3g}"
+    assert any(first["name"] in line and change in line for line in shown.splitlines())
+    assert "letters, all 10 images; cannot tell whether they trained the model" in shown
+
+
+def test_members_are_compared_on_what_none_was_trained_on(pair, tmp_path: Path) -> None:
+    """Members that held out other images would be averaged over images that do not correspond."""
+    checkpoints, files = pair
+    images = np.random.default_rng(3).integers(0, 256, (48, 28, 28), np.uint8)
+    source = tmp_path / "one.npz"
+    np.savez(source, images=images, labels=np.arange(48) % 3)
+    data = ImageSet("one.npz", images[..., None], np.arange(48) % 3)
+    rules = [rule_of(data, 3, {"test": 0.5}, seed) for seed in (1, 2)]
+    ruled = []
+    for file, rule in zip(files, rules, strict=True):
+        model = onnx.load(file)
+        entry = model.metadata_props.add()
+        entry.key, entry.value = TRAINING_SPLIT_KEY, json.dumps(rule.to_dict())
+        ruled.append(tmp_path / file.name)
+        onnx.save(model, ruled[-1])
+    held = [divided(data, rule)["test"] for rule in rules]
+    common = int(held[0].occurs_in(held[1]).sum())
+    assert common < len(held[0])
+    certificate = capsedge.verify_ensemble(checkpoints, ruled, data=source)
+    assert certificate.measured_on == f"one.npz, {common} of 48 images, held out from training"
+    assert certificate.images == common
 
 
 def test_what_does_not_belong_together(pair, families) -> None:

@@ -38,14 +38,16 @@ class Trained:
 
     Attributes:
         checkpoint: the file with the weights that the run kept.
-        test_accuracy: share of a folder's test images that it classifies correctly; None if there are no test
-            images, or if other data's were measured after every epoch.
+        test_accuracy: share of the test images that it classifies correctly; None if there are no test
+            images, or if they were measured after every epoch.
         test_images: their number.
+        test_data: which images they are, in words.
     """
 
     checkpoint: Path
     test_accuracy: float | None = None
     test_images: int = 0
+    test_data: str = ""
 
 
 @takes(TrainOptions)
@@ -62,11 +64,10 @@ def train(
 
     Args:
         data: a data set as `read_split` takes it. A folder with one sub-folder per class determines the
-            model's classes, colours, mean and deviation, unless the model already has these classes. If it
-            has no test images, about 15 % of each class are held out; if it has no validation images, 10 % of
-            the rest. The validation images choose the epoch that is kept; the test images are not used for
-            any choice. For other data without test images, accuracy is measured on the training images and
-            reported as such.
+            model's classes, colours, mean and deviation, unless the model already has these classes. If the
+            data has no test images, about 15 % of each class are held out; if it has no validation images
+            either, or is a folder, 10 % of the rest. The validation images choose the epoch that is kept; the
+            test images are not used for any choice.
         folder: the folder for the checkpoint, history and state.
         options: the model, and how to train it.
         log: called with a description of the training data.
@@ -109,12 +110,14 @@ def train(
             config = config.replace(task="single-label")
         user_images.check_classes(config.class_names, training, log)
     measured = test = _held_out(data, config, limit, log)
-    rule = None
-    if class_names(data):
+    divides = bool(class_names(data)) or test is None
+    if divides:
         training, validation, test, rule = _divided(
             data, config, limit, training, test, recipe.seed, log
         )
         measured = validation if len(validation) else None
+    else:
+        rule = rule_of(training, config.classes, {}, recipe.seed)
     if own:
         if (
             initial is not None
@@ -124,9 +127,9 @@ def train(
         else:
             config = user_images.normalized(config, training.images)
         log(_described(config))
-        if recipe.batch > len(training):
-            recipe = replace(recipe, batch=max(1, len(training) // 8))
-            log(f"batches of {recipe.batch}: there are {len(training)} training images")
+    if divides and recipe.batch > len(training):
+        recipe = replace(recipe, batch=max(1, len(training) // 8))
+        log(f"batches of {recipe.batch}: there are {len(training)} training images")
     if measured is not None and measured.split == "validation":
         least = max(user_images.PATIENCE, recipe.epochs // 2)
         recipe = replace(recipe, patience=least if patience is None else patience)
@@ -157,10 +160,10 @@ def train(
     done = len((folder / HISTORY).read_text().splitlines())
     if done < recipe.epochs:
         log(f"stopped after epoch {done}: accuracy did not improve in the last {recipe.patience}")
-    if not class_names(data) or test is None or not len(test) or recipe.pairs != "none":
+    if not divides or test is None or not len(test) or recipe.pairs != "none":
         return Trained(checkpoint)
     accuracy = _report(trained, test, folder, log)
-    return Trained(checkpoint, accuracy, len(test))
+    return Trained(checkpoint, accuracy, len(test), test.described)
 
 
 def _recipe(options: TrainOptions) -> Recipe:
@@ -211,9 +214,7 @@ def _report(model: CapsuleModel, test: ImageSet, folder: Path, log: Callable[[st
     found = predict_all(model, test).argmax(1).numpy()
     matrix = confusion(test.classes, found, len(names))
     accuracy = float(np.trace(matrix)) / len(test)
-    log(
-        f"{test.split} accuracy of epoch {epoch}, which is kept: {accuracy:.4f} ({len(test)} images)"
-    )
+    log(f"{test.split} accuracy of epoch {epoch}, which is kept: {accuracy:.4f} ({test.described})")
     for line in by_class(names, matrix):
         log(line)
     try:
@@ -235,13 +236,9 @@ def _held_out(
     try:
         found = read_split(data, "test", config.preprocessing, limit)
     except UsageError as error:
-        why = error.what
-    else:
-        if found.split:
-            return found
-        why = f"{data} is not divided into training and test images."
-    log(f"no test images: {why} Accuracy is measured on the training images.")
-    return None
+        log(error.what)
+        return None
+    return found if found.split else None
 
 
 def _divided(
@@ -252,11 +249,11 @@ def _divided(
     test: ImageSet | None,
     seed: int,
     log: Callable[[str], None],
-) -> tuple[ImageSet, ImageSet, ImageSet, TrainingSplit | None]:
-    """Divide a folder's images into training, validation and test images without overlap.
+) -> tuple[ImageSet, ImageSet, ImageSet, TrainingSplit]:
+    """Divide the images into training, validation and test images without overlap.
 
     Returns:
-        They, and the rule that held out the test images; None if the folder has test images.
+        They, and the rule of what was held out.
     """
 
     def apart(images: ImageSet, other: ImageSet, are: str) -> ImageSet:
@@ -278,9 +275,8 @@ def _divided(
     shares = {"test": user_images.TEST_SHARE} if test is None else {}
     shares |= {"validation": user_images.VALIDATION_SHARE} if given is None else {}
     drawn: dict[str, ImageSet] = {}
-    rule = None
+    rule = rule_of(training, config.classes, shares, seed)
     if shares:
-        rule = rule_of(training, config.classes, shares, seed)
         drawn = divided(training, rule)
         training = drawn["train"]
     for name, out in ((each, drawn[each]) for each in shares):
@@ -288,8 +284,7 @@ def _divided(
         log(f"no {name} images: {len(out)} training images are held out, {share}")
     validation = drawn["validation"] if given is None else apart(given, training, "training")
     test = drawn["test"] if test is None else apart(test, training, "training")
-    kept = rule if "test" in shares else None
-    return training, validation, apart(test, validation, "validation"), kept
+    return training, validation, apart(test, validation, "validation"), rule
 
 
 def _described(config: ModelConfig) -> str:

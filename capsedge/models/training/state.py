@@ -74,6 +74,9 @@ def read_state(
             if type(state) is not dict or type(state.get("identity")) is not str:
                 raise _Foreign("it names no settings")
             if state.get("images", images) != images:
+                # Another seed draws other images: the setting is what was changed.
+                if "seed was" in changed_settings(parse(state["identity"]), parse(identity)):
+                    raise _other_settings(path, state["identity"], identity)
                 raise ArtefactError(
                     f"{path} was made with other images.",
                     "",

@@ -9,15 +9,17 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from capsedge.datasets import ImageSet, class_names, colour_of, side_of
+from capsedge.datasets import ImageSet, class_names, colour_of, read_split, side_of
 from capsedge.errors import UsageError
 from capsedge.models.configs import ModelConfig
+from capsedge.runtime.metadata import Preprocessing
 
 SMALL_GREY, OTHER = "digits-attention", "photos"  # default models
 SMALL, LARGER = 48, 64  # pixels: images with a shorter side count as small; input size for others
 TEST_SHARE, VALIDATION_SHARE = 0.15, 0.1
 PATIENCE = 5  # epochs without improvement before training ends, at least
 FEW = 10  # a class with fewer images is reported
+_ANY = Preprocessing(28, 28, 1)  # where the size does not matter
 _CHUNK = 4096  # images whose values are summed at once
 
 
@@ -28,9 +30,10 @@ def default_model(data: Path) -> tuple[str, int | None]:
         The name of the model, and the size of its input; None for the model's own.
 
     Raises:
-        UsageError: it is not such a folder.
+        UsageError: it is not such a folder, or holds nothing to train on.
     """
     if not class_names(data):
+        read_split(data, "train", _ANY, 1)  # data that no model can be trained on are refused first
         raise UsageError(
             f"{data} does not determine which model to train.",
             "A model is chosen only for a folder with one sub-folder of images per class.",

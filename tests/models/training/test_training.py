@@ -292,6 +292,10 @@ def test_a_run_does_not_go_on_with_other_images(tmp_path: Path) -> None:
     train(CONFIG, recipe, some_images(32), None, tmp_path)
     with pytest.raises(ArtefactError, match="other images"):
         train(CONFIG, recipe, some_images(33), None, tmp_path, resume=True)
+    # Another seed holds out other images: it is the seed that is named.
+    with pytest.raises(ArtefactError, match="other settings") as changed:
+        train(CONFIG, replace(recipe, seed=9), some_images(33), None, tmp_path, resume=True)
+    assert "seed was" in changed.value.why
 
 
 def test_training_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
@@ -472,7 +476,8 @@ def test_devices_that_are_not_there(tmp_path: Path) -> None:
 def test_the_shape_of_a_checkpoint_is_trained_anew(tmp_path: Path) -> None:
 
     images = np.random.default_rng(0).integers(0, 256, (32, 28, 28), dtype=np.uint8)
-    np.savez(tmp_path / "train.npz", images=images, labels=np.arange(32) % 10)
+    for split in ("train", "test"):
+        np.savez(tmp_path / f"{split}.npz", images=images, labels=np.arange(32) % 10)
     config = get_config("digits-em").replace(primary_types=3, iterations=1)
     torch.manual_seed(7)
     given = build(config)

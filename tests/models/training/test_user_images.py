@@ -228,7 +228,10 @@ def test_a_run(tmp_path: Path) -> None:
     made, text = done.checkpoint, "\n".join(said)
     assert "no validation images: 2 training images are held out" in text
     assert "22 training images, 2 validation images, 3 test images" in text
-    assert f"test accuracy of epoch 1, which is kept: {done.test_accuracy:.4f} (3 images)" in text
+    assert (
+        f"test accuracy of epoch 1, which is kept: {done.test_accuracy:.4f} (data, test split, 3 images)"
+        in text
+    )
     # Of the four that are in both folders, one was drawn for validation.
     assert "3 test images are left out: they are also among the training images" in text
     assert "1 test image is left out: it is also among the validation images" in text
@@ -287,3 +290,15 @@ def test_a_folder_starts_from_a_model_of_the_zoo(tmp_path: Path) -> None:
     taken, total = (int(word.replace(",", "")) for word in line.split() if word[0].isdigit())
     assert total / 2 < taken < total
     assert "start at random" in line
+
+
+def test_a_folder_without_labels_is_refused_before_a_model_is_asked_for(tmp_path: Path) -> None:
+    """The advice to choose a model would not help."""
+    Image.fromarray(np.zeros((28, 28), np.uint8)).save(tmp_path / "a.png")
+    with pytest.raises(UsageError, match="holds images, but no labels"):
+        user_images.default_model(tmp_path)
+    with pytest.raises(UsageError, match="is an image"):
+        user_images.default_model(tmp_path / "a.png")
+    np.savez(tmp_path / "one.npz", images=np.zeros((2, 28, 28), np.uint8), labels=np.arange(2))
+    with pytest.raises(UsageError, match="with --model"):
+        user_images.default_model(tmp_path / "one.npz")
