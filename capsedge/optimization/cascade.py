@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import onnx
@@ -43,6 +43,11 @@ from capsedge.runtime.progress import Progress, silent
 from capsedge.runtime.result_summary import Row, Summarized, Summary, short
 from capsedge.runtime.session import Session
 from capsedge.spec.vocabularies import ESCALATED
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from capsedge.keywords import CascadeKeywords
 
 # --- The report ---
 
@@ -149,6 +154,7 @@ def cascade(
     *,
     data: Images,
     progress: Progress = silent,
+    **_keywords: Unpack[CascadeKeywords],
 ) -> CascadeReport:
     """Join two networks: the small one decides, and passes images of which it is unsure to the large one.
 
@@ -162,7 +168,6 @@ def cascade(
         small, large: ONNX files with metadata, or their bytes. They need the same task, classes, images and
             kind of scores; mean, standard deviation and scale may differ.
         path: the file to write; with None, only the report holds the bytes.
-        options: the requirements, and how many images to draw.
         data: training images; labels are not needed: a data set folder (its training split), an npz, npy or
             idx file, a folder of images, an `ImageSet`, or an array. Do not use images on which you will
             report accuracy.

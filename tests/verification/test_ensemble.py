@@ -13,6 +13,7 @@ from onnx import numpy_helper
 import capsedge
 from capsedge.errors import ArtefactError, ParityError, UsageError
 from capsedge.runtime.files.writing import sha256
+from capsedge.verification.verify_options import VerifyOptions
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +82,7 @@ def test_the_average_is_judged(pair, labelled: Path, tmp_path: Path) -> None:
     """Members whose numbers are not judged at all can still fail together."""
     checkpoints, files = pair
     wrong = [damaged(f, tmp_path / f.name) for f in files]
-    loose = capsedge.VerifyOptions(tolerance=(1e9, 1e9))
+    loose = VerifyOptions(tolerance=(1e9, 1e9))
     certificate = capsedge.verify_ensemble(checkpoints, wrong, loose, data=labelled)
     assert any(failure.startswith("The ensemble: ") for failure in certificate.failures)
     assert "<EnsembleCertificate FAILED" in repr(certificate)
@@ -91,19 +92,15 @@ def test_what_does_not_belong_together(pair, families) -> None:
     checkpoints, files = pair
     other = families["attention"]
     with pytest.raises(UsageError, match="No member"):
-        capsedge.verify_ensemble(
-            [*checkpoints, other.checkpoint], files, capsedge.VerifyOptions(limit=2)
-        )
+        capsedge.verify_ensemble([*checkpoints, other.checkpoint], files, limit=2)
     with pytest.raises(UsageError, match="not in the zoo"):
-        capsedge.verify_ensemble(checkpoints[:1], files, capsedge.VerifyOptions(limit=2))
+        capsedge.verify_ensemble(checkpoints[:1], files, limit=2)
     with pytest.raises(UsageError, match="1 references for 2 members"):
-        capsedge.verify_ensemble([families["em"].model], files, capsedge.VerifyOptions(limit=2))
+        capsedge.verify_ensemble([families["em"].model], files, limit=2)
     with pytest.raises(ArtefactError, match="not exported from"):
-        capsedge.verify_ensemble(
-            [checkpoints[1], families["em"].model], files, capsedge.VerifyOptions(limit=2)
-        )
+        capsedge.verify_ensemble([checkpoints[1], families["em"].model], files, limit=2)
     with pytest.raises(UsageError, match="kind of scores"):
-        capsedge.verify_ensemble(None, [files[0], other.onnx()], capsedge.VerifyOptions(limit=2))
+        capsedge.verify_ensemble(None, [files[0], other.onnx()], limit=2)
     with pytest.raises(UsageError, match="single file"):
         capsedge.verify_ensemble(None, files[0])  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="verify_ensemble"):
@@ -112,4 +109,4 @@ def test_what_does_not_belong_together(pair, families) -> None:
 
 def test_modules_in_order(pair, families) -> None:
     modules = [families["dynamic"].model, families["em"].model]
-    assert capsedge.verify_ensemble(modules, pair[1], capsedge.VerifyOptions(limit=2)).passed
+    assert capsedge.verify_ensemble(modules, pair[1], limit=2).passed
