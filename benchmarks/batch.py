@@ -27,6 +27,8 @@ import numpy as np
 import capsedge
 from benchmarks.common import machine
 from capsedge.runtime.backends.backend import usable_cores
+from capsedge.runtime.runtime_options import RuntimeOptions
+from capsedge.serving.batch.batch_options import BatchOptions
 
 LOCAL, CLUSTER = "one process", "Ray"
 
@@ -96,8 +98,8 @@ def _with_a_node_lost(model: str, count: int, folder: Path) -> dict[str, Any]:
         model,
         source,
         here,
-        capsedge.BatchOptions(force=True),
-        runtime=capsedge.RuntimeOptions(threads=1),
+        force=True,
+        threads=1,
     ).parts
     with _cluster(1, others=2) as cluster:
         calls, lost = itertools.count(1), []
@@ -111,7 +113,8 @@ def _with_a_node_lost(model: str, count: int, folder: Path) -> dict[str, Any]:
             model,
             source,
             there,
-            capsedge.BatchOptions(force=True, cluster=cluster.address),
+            force=True,
+            cluster=cluster.address,
             progress=progress,
         )
     return {
@@ -144,8 +147,8 @@ def _measured(
     tables: set[bytes] = set()
     for _ in range(rounds):
         for way, (threads, cluster) in ways.items():
-            options = capsedge.BatchOptions(force=True, cluster=cluster)
-            runtime = capsedge.RuntimeOptions(threads=threads)
+            options = BatchOptions(force=True, cluster=cluster)
+            runtime = RuntimeOptions(threads=threads)
             start = time.perf_counter()
             capsedge.batch(model, source, folder / "out.parquet", options, runtime)
             least[way] = min(least[way], time.perf_counter() - start)

@@ -85,15 +85,13 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         options.small,
         options.large,
         options.cascade,
-        capsedge.CascadeOptions(limit=options.images, min_agreement=options.min_agreement),
+        limit=options.images,
+        min_agreement=options.min_agreement,
         data=options.data,
     )
     found = report.cascade
     paths = {"small": options.small, "large": options.large, "cascade": options.cascade}
-    sessions = {
-        n: capsedge.load(Path(p), capsedge.RuntimeOptions(threads=options.threads))
-        for n, p in paths.items()
-    }
+    sessions = {n: capsedge.load(Path(p), threads=options.threads) for n, p in paths.items()}
     metadata = sessions["large"].metadata
     assert metadata is not None
     data = read_images(options.data, metadata.preprocessing, "test")

@@ -28,9 +28,7 @@ def main() -> None:
     ways = {
         together: capsedge.Ensemble(
             [
-                capsedge.load(
-                    m, capsedge.RuntimeOptions(threads=share if together else options.threads)
-                )
+                capsedge.load(m, threads=share if together else options.threads)
                 for m in options.models
             ],
             together=together,

@@ -106,7 +106,7 @@ def on_provider(file: Path, images: Any, wanted: dict[str, Any]) -> dict[str, An
     import capsedge
     from capsedge.runtime.backends.onnxruntime_backend import OnnxRuntimeBackend
 
-    backend = capsedge.load(file, capsedge.RuntimeOptions(device="cuda", ops="portable")).backend
+    backend = capsedge.load(file, device="cuda", ops="portable").backend
     assert isinstance(backend, OnnxRuntimeBackend)
     session = backend.session
     binding = session.io_binding()
@@ -147,9 +147,7 @@ def on_tensorrt(
     target, plugin, precision = engine.target, engine.plugin, engine.precision
     if precision == "int8":
         file = quantized(file, folder, images)
-        wanted = capsedge.load(file, capsedge.RuntimeOptions(ops="portable")).run(
-            images.cpu().numpy()
-        )
+        wanted = capsedge.load(file, ops="portable").run(images.cpu().numpy())
     path = folder / f"{file.stem}-{target}-{plugin}-{precision}-{len(images)}.engine"
     options = BuildOptions(
         plugin=plugin,
@@ -182,7 +180,9 @@ def quantized(file: Path, folder: Path, images: Any) -> Path:
         capsedge.quantize(
             file,
             path,
-            capsedge.QuantizeOptions(calib_images=64, target="tensorrt", max_drop=100),
+            calib_images=64,
+            target="tensorrt",
+            max_drop=100,
             calib_data=noise,
         )
     return path

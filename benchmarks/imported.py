@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 import capsedge
 from benchmarks.common import machine
+from capsedge.importers.import_options import ImportOptions
 from capsedge.importers.reference_check import matching
 from capsedge.models import CapsuleModel, CapsuleOutput
 from capsedge.models.user_code import on_cpu
@@ -106,11 +107,11 @@ def _differs(model: CapsuleModel, plain: Path, example: Tensor) -> float:
 def converted(network: Network) -> capsedge.ImportReport:
     """Import the network with its answers: options of the import, or its description."""
     answers = dict(network.answers)
-    known = capsedge.ImportOptions.__dataclass_fields__
+    known = ImportOptions.__dataclass_fields__
     options = {name: answers.pop(name) for name in known if name in answers}
     return capsedge.import_checkpoint(
         network.weights,
-        options=capsedge.ImportOptions(**options),
+        **options,
         description=capsedge.Description(**answers),
     )
 

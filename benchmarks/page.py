@@ -55,7 +55,7 @@ def measure(folder: Path, turns: int) -> dict[str, Any]:
     """Both measurements, in turns."""
     made = capsedge.deploy_web("digits-dynamic", folder, iterations=[3])
     model = folder / made.models[0].files[3]
-    session = capsedge.load(model, capsedge.RuntimeOptions(threads=1))
+    session = capsedge.load(model, threads=1)
     pages, peers, starts, processes = [], [], [], []
     with FolderServer(made.output, [file.path for file in made.files]) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -162,7 +162,7 @@ def prepare(model: str, folder: Path) -> dict[str, Prepared]:
     fused, portable = folder / f"{model}.onnx", folder / f"{model}.portable.onnx"
     export(source, fused)
     export(source, portable, ExportOptions(target="litert"))
-    session = capsedge.load(fused, capsedge.RuntimeOptions(threads=2))
+    session = capsedge.load(fused, threads=2)
     rng = np.random.default_rng(0)
     shape = [d for d in session.inputs[0].shape[1:] if isinstance(d, int)]
     images = rng.random((IMAGES, *shape)).astype(np.float32)

@@ -73,9 +73,7 @@ def main() -> None:
     print("| model | overhead | operators / median | forecast / first run | planned / second run |")
     print("|---|---|---|---|---|")
     for path in options.models:
-        session = capsedge.load(
-            path, capsedge.RuntimeOptions(threads=options.threads, ops=options.ops)
-        )
+        session = capsedge.load(path, threads=options.threads, ops=options.ops)
         feeds = random_inputs(session, options.batch)
         extra = overhead(lambda s=session, f=feeds: s.run(f), options.seconds)
         times = time_operators(session, feeds, seconds=options.seconds)

@@ -63,14 +63,9 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Measure all files, starting with the parent's plain export."""
     model = load_checkpoint(options.parent)
     plain = folder / "plain.onnx"
-    capsedge.export(
-        model, plain, capsedge.ExportOptions(ops="portable", no_rewrite=tuple(REWRITES))
-    )
+    capsedge.export(model, plain, ops="portable", no_rewrite=tuple(REWRITES))
     files = {PLAIN: plain, **{path.name: path for path in options.files}}
-    sessions = {
-        n: capsedge.load(path, capsedge.RuntimeOptions(threads=options.threads))
-        for n, path in files.items()
-    }
+    sessions = {n: capsedge.load(path, threads=options.threads) for n, path in files.items()}
     shape = model.config.preprocessing.shape
     images = np.random.default_rng(0).random((64, *shape), np.float32)
     data: ImageSet | None = None

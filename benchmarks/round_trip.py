@@ -76,9 +76,7 @@ def measure(name: str, folder: Path, options: argparse.Namespace) -> dict[str, A
     files = {kind: folder / f"{kind}.onnx" for kind in KINDS}
     files["plain"].write_bytes(plain_export(model, images))
     start = time.process_time()
-    report = capsedge.optimize(
-        files["plain"], files["optimized"], capsedge.OptimizeOptions(measure=0)
-    )
+    report = capsedge.optimize(files["plain"], files["optimized"], measure=0)
     capsedge.export(model, files["direct"])
     runs = {kind: _run(path, images.numpy(), options.threads) for kind, path in files.items()}
     wanted = runs["direct"]()
@@ -105,7 +103,7 @@ def plain_export(model: CapsuleModel, images: torch.Tensor) -> bytes:
 
 
 def _run(path: Path, images: np.ndarray, threads: int) -> Run:
-    session = capsedge.load(path, capsedge.RuntimeOptions(threads=threads))
+    session = capsedge.load(path, threads=threads)
     return lambda: next(iter(session.run(images).values()))
 
 

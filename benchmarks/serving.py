@@ -177,7 +177,7 @@ def zoo_file(name: str) -> Path:
 
 def measure(model: Path, options: argparse.Namespace, plan: Plan, example: Path | None) -> Any:
     """Measure all rows of a model."""
-    with capsedge.load(model, capsedge.RuntimeOptions(threads=options.threads)) as session:
+    with capsedge.load(model, threads=options.threads) as session:
         asked = questions(session, IMAGES)
         rows = [alone(session, asked, options.seconds)]
     last = model == options.models[-1]

@@ -169,7 +169,7 @@ def main(say: Callable[[str], None] = print) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("data", type=Path, help="holds mnist/ and, optionally, fashion-mnist/")
     data = parser.parse_args().data
-    session = capsedge.load(default_model(), capsedge.RuntimeOptions(threads=1))
+    session = capsedge.load(default_model(), threads=1)
     test = read_split(data / "mnist", "test", Preprocessing(SIDE, SIDE, 1)).images[..., 0]
     say(f"{'MNIST test images':<40} {refused(session, test):8.2%} of {len(test)}")
     for families in (random_noise, smooth_noise, patterns):

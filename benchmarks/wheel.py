@@ -37,7 +37,7 @@ BATCHES = (1, 8)
 def opened(model: str, library: Path) -> Session:
     """A session of a bundled model whose operators are those of a library."""
     with patch.dict(os.environ, {native_library.VARIABLE: str(library)}):
-        return capsedge.load(model, capsedge.RuntimeOptions(threads=1, ops="fused"))
+        return capsedge.load(model, threads=1, ops="fused")
 
 
 def timed(session: Session, arrays: Any, calls: int) -> float:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from capsedge import datasets, models, viz
     from capsedge.calibration.quantization_report import QuantizationReport
     from capsedge.calibration.quantize import quantize
-    from capsedge.calibration.quantize_options import QuantizeOptions
     from capsedge.errors import (
         ArtefactError,
         CapsedgeError,
@@ -32,50 +31,36 @@ if TYPE_CHECKING:
         UsageError,
     )
     from capsedge.exporters.build import build
-    from capsedge.exporters.build_options import BuildOptions
     from capsedge.exporters.export import export
-    from capsedge.exporters.export_options import ExportOptions
     from capsedge.exporters.export_report import ExportReport
     from capsedge.exporters.tensorrt.write_engine import BuildReport
     from capsedge.importers.import_checkpoint import ImportReport, import_checkpoint
-    from capsedge.importers.import_options import ImportOptions
     from capsedge.models import ops
     from capsedge.models.checkpoint import load_checkpoint
     from capsedge.models.training.run import Trained, train
-    from capsedge.models.training.train_options import TrainOptions
     from capsedge.optimization.cascade import CascadeReport, cascade
-    from capsedge.optimization.cascade_options import CascadeOptions
     from capsedge.optimization.optimize import OptimizationReport, optimize
-    from capsedge.optimization.optimize_options import OptimizeOptions
     from capsedge.optimization.prune import prune
-    from capsedge.optimization.prune_options import PruneOptions
     from capsedge.optimization.prune_report import PruningReport
     from capsedge.optimization.sweep import SweepReport, sweep
-    from capsedge.optimization.sweep_options import SweepOptions
     from capsedge.runtime.ensemble import Ensemble
     from capsedge.runtime.inspection import EngineInspection, Inspection, inspect
     from capsedge.runtime.load import load
     from capsedge.runtime.metadata import Outputs, Preprocessing
     from capsedge.runtime.predictions import Prediction
     from capsedge.runtime.profiling.profile import ProfileReport, profile
-    from capsedge.runtime.profiling.profile_options import ProfileOptions
     from capsedge.runtime.routing_trace import Trace, TracedLayer
-    from capsedge.runtime.runtime_options import RuntimeOptions
     from capsedge.runtime.session import Session
     from capsedge.runtime.user_metadata import Description
     from capsedge.serving.batch.batch import BatchReport, batch
-    from capsedge.serving.batch.batch_options import BatchOptions
-    from capsedge.serving.deploy.deploy_options import KServeOptions, TritonOptions
     from capsedge.serving.deploy.deployment import KServeDeployment, TritonDeployment, WebDeployment
     from capsedge.serving.deploy.kserve import deploy_kserve
     from capsedge.serving.deploy.triton import deploy_triton
     from capsedge.serving.deploy.web import deploy_web
     from capsedge.serving.serve import serve
-    from capsedge.serving.serve_options import ServeOptions
     from capsedge.verification.certificate import Certificate
     from capsedge.verification.verify import verify
     from capsedge.verification.verify_ensemble import EnsembleCertificate, verify_ensemble
-    from capsedge.verification.verify_options import VerifyOptions
 
 _MODULES = {
     "datasets": "capsedge.datasets",
@@ -101,10 +86,8 @@ _HOMES = {
     "Preprocessing": "capsedge.runtime.metadata",
     "Description": "capsedge.runtime.user_metadata",
     "export": "capsedge.exporters.export",
-    "ExportOptions": "capsedge.exporters.export_options",
     "ExportReport": "capsedge.exporters.export_report",
     "quantize": "capsedge.calibration.quantize",
-    "QuantizeOptions": "capsedge.calibration.quantize_options",
     "QuantizationReport": "capsedge.calibration.quantization_report",
     "cascade": "capsedge.optimization.cascade",
     "CascadeReport": "capsedge.optimization.cascade",
@@ -132,20 +115,6 @@ _HOMES = {
     "load_checkpoint": "capsedge.models.checkpoint",
     "import_checkpoint": "capsedge.importers.import_checkpoint",
     "ImportReport": "capsedge.importers.import_checkpoint",
-    "ImportOptions": "capsedge.importers.import_options",
-    "OptimizeOptions": "capsedge.optimization.optimize_options",
-    "VerifyOptions": "capsedge.verification.verify_options",
-    "BuildOptions": "capsedge.exporters.build_options",
-    "PruneOptions": "capsedge.optimization.prune_options",
-    "ProfileOptions": "capsedge.runtime.profiling.profile_options",
-    "RuntimeOptions": "capsedge.runtime.runtime_options",
-    "BatchOptions": "capsedge.serving.batch.batch_options",
-    "TritonOptions": "capsedge.serving.deploy.deploy_options",
-    "KServeOptions": "capsedge.serving.deploy.deploy_options",
-    "SweepOptions": "capsedge.optimization.sweep_options",
-    "TrainOptions": "capsedge.models.training.train_options",
-    "ServeOptions": "capsedge.serving.serve_options",
-    "CascadeOptions": "capsedge.optimization.cascade_options",
     **dict.fromkeys(
         (
             "ArtefactError",
@@ -163,12 +132,9 @@ _HOMES = {
 
 __all__ = [
     "ArtefactError",
-    "BatchOptions",
     "BatchReport",
-    "BuildOptions",
     "BuildReport",
     "CapsedgeError",
-    "CascadeOptions",
     "CascadeReport",
     "Certificate",
     "Description",
@@ -177,40 +143,27 @@ __all__ = [
     "EnsembleCertificate",
     "EnvironmentProblem",
     "ExitCode",
-    "ExportOptions",
     "ExportReport",
-    "ImportOptions",
     "ImportReport",
     "Inspection",
     "KServeDeployment",
-    "KServeOptions",
     "OptimizationReport",
-    "OptimizeOptions",
     "Outputs",
     "ParityError",
     "Prediction",
     "Preprocessing",
-    "ProfileOptions",
     "ProfileReport",
-    "PruneOptions",
     "PruningReport",
     "QuantizationReport",
-    "QuantizeOptions",
-    "RuntimeOptions",
-    "ServeOptions",
     "Session",
     "ShapeError",
-    "SweepOptions",
     "SweepReport",
     "Trace",
     "TracedLayer",
-    "TrainOptions",
     "Trained",
     "TritonDeployment",
-    "TritonOptions",
     "UnsupportedModelError",
     "UsageError",
-    "VerifyOptions",
     "WebDeployment",
     "__version__",
     "batch",

@@ -19,7 +19,7 @@ import os
 import re
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
@@ -324,55 +324,123 @@ def iteration_counts(text: str) -> tuple[int, ...]:
     return tuple(found)
 
 
-# --- Functions that take such a dataclass ---
+# --- Functions that take the fields of such a dataclass as keyword arguments ---
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def takes(*kinds: type) -> Callable[[F], F]:
-    """Make a function answer an option that is passed as a keyword of its own with the right spelling.
+    """Let a function take the fields of dataclasses of options as keyword arguments.
+
+    The function itself gets the dataclasses, each as the parameter that is annotated with it; callers inside
+    the package may pass them instead. Its ``**keywords`` are for type checkers (`capsedge.keywords`), and its
+    signature and documentation list every option.
 
     Args:
-        kinds: the dataclasses that it takes, each as the parameter that is annotated with it.
+        kinds: the dataclasses; others, such as `Description`, stay a parameter and are only checked.
     """
 
     def decorate(function: F) -> F:
-        parameters = inspect.signature(function).parameters
-        where = {
-            kind: next(p.name for p in parameters.values() if kind.__name__ in str(p.annotation))
-            for kind in kinds
-        }
+        arguments = _Arguments(function, kinds)
 
         @functools.wraps(function)
         def call(*args: Any, **given: Any) -> Any:
-            for name in given:
-                if name not in parameters:
-                    raise TypeError(_spelling(function.__name__, name, given[name], where))
-            passed = {**dict(zip(parameters, args, strict=False)), **given}
-            for kind, name in where.items():
-                if not isinstance(passed.get(name), (kind, type(None))):
-                    raise UsageError(
-                        f"{name} has the type {type(passed[name]).__name__}.",
-                        f"Expected: a capsedge.{kind.__name__}.",
-                    )
-            return function(*args, **given)
+            return function(*args, **arguments.bound(args, given))
 
+        call.__signature__ = arguments.signature()  # type: ignore[attr-defined]
+        call.__doc__ = arguments.documentation()
+        call.__options__ = tuple(arguments.options)  # type: ignore[attr-defined]
         return typing.cast(F, call)
 
     return decorate
 
 
-def _spelling(function: str, name: str, value: Any, where: Mapping[type, str]) -> str:
-    """What to write for a keyword that a function does not take.
+def options_of(function: Callable[..., Any]) -> tuple[type[Options], ...]:
+    """The dataclasses whose fields a function takes as keyword arguments."""
+    return getattr(function, "__options__", ())
 
-    Args:
-        where: the parameter of every dataclass.
-    """
-    for kind, parameter in where.items():
-        if name in kind.__dataclass_fields__:  # type: ignore[attr-defined]
-            shown = repr(value) if isinstance(value, (str, int, float, tuple)) else "..."
-            return (
-                f"{function}() has no argument '{name}': it belongs to its {parameter}. Write "
-                f"capsedge.{function}(..., {parameter}=capsedge.{kind.__name__}({name}={shown}))."
-            )
-    return f"{function}() got an unexpected keyword argument '{name}'"
+
+class _Arguments:
+    """What a function takes: its own parameters, and the fields of the dataclasses in them."""
+
+    def __init__(self, function: Callable[..., Any], kinds: tuple[type, ...]) -> None:
+        self._function, self._name = function, function.__name__
+        parameters = inspect.signature(function).parameters.values()
+        self._parameters = {p.name: p for p in parameters if p.kind is not p.VAR_KEYWORD}
+        self._where = {
+            kind: next(n for n, p in self._parameters.items() if kind.__name__ in str(p.annotation))
+            for kind in kinds
+        }
+        self.options = [kind for kind in kinds if issubclass(kind, Options)]
+        self._homes = {
+            field.name: kind for kind in self.options for field in dataclasses.fields(kind)  # type: ignore[arg-type]
+        }  # fmt: skip
+
+    def bound(self, args: tuple[Any, ...], given: dict[str, Any]) -> dict[str, Any]:
+        """The keyword arguments of the function itself.
+
+        Raises:
+            TypeError: a keyword is unknown, or belongs to options that are passed as well.
+            UsageError: an option's value is wrong.
+        """
+        kept: dict[str, Any] = {}
+        chosen: dict[type, dict[str, Any]] = {}
+        for name, value in given.items():
+            if name in self._parameters:
+                kept[name] = value
+            elif name in self._homes:
+                chosen.setdefault(self._homes[name], {})[name] = value
+            else:
+                raise TypeError(self._unknown(name))
+        passed = {**dict(zip(self._parameters, args, strict=False)), **kept}
+        for kind, name in self._where.items():
+            if not isinstance(passed.get(name), (kind, type(None))):
+                wanted = (
+                    "keyword arguments" if kind in self.options else f"capsedge.{kind.__name__}"
+                )
+                raise UsageError(
+                    f"{name} has the type {type(passed[name]).__name__}.", f"Expected: {wanted}."
+                )
+            if name in passed and kind in chosen:
+                raise TypeError(f"{self._name}() got both {name} and {', '.join(chosen[kind])}")
+        return {**kept, **{self._where[kind]: kind(**values) for kind, values in chosen.items()}}
+
+    def _unknown(self, name: str) -> str:
+        """The error for a keyword that the function does not take, with the nearest that it does."""
+        from difflib import get_close_matches  # nothing else at import needs its 0.1 s
+
+        near = get_close_matches(name, [*self._parameters, *self._homes], 1)
+        hint = f"Did you mean '{near[0]}'?" if near else f"help(capsedge.{self._name}) lists them."
+        return f"{self._name}() got an unexpected keyword argument '{name}'. {hint}"
+
+    def signature(self) -> inspect.Signature:
+        """The signature with every option in place of the parameters that hold them."""
+        hidden = {self._where[kind] for kind in self.options}
+        shown = [p for p in self._parameters.values() if p.name not in hidden]
+        for kind in self.options:
+            shown += [
+                inspect.Parameter(
+                    field.name,
+                    inspect.Parameter.KEYWORD_ONLY,
+                    default=field.default,
+                    annotation=field.type,
+                )
+                for field in dataclasses.fields(kind)  # type: ignore[arg-type]
+            ]
+        return inspect.signature(self._function).replace(parameters=shown)
+
+    def documentation(self) -> str:
+        """The docstring with the options after the arguments."""
+        text = inspect.cleandoc(self._function.__doc__ or "")
+        listed = "\n".join([
+            "Options:",
+            *(
+                f"    {field.name}: {field.metadata['option'][2].help}"
+                for kind in self.options
+                for field in dataclasses.fields(kind)  # type: ignore[arg-type]
+            ),
+        ])  # fmt: skip
+        after = next((s for s in ("Returns:", "Raises:", "Example:") if f"\n{s}\n" in text), "")
+        if not after:
+            return f"{text}\n\n{listed}\n"
+        return text.replace(f"\n{after}\n", f"\n{listed}\n\n{after}\n", 1)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
+from capsedge.exporters.export_options import ExportOptions
 from tests import tiers
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def arguments(**given: Any) -> dict[str, Any]:
     import capsedge
 
     found: dict[str, Any] = {}
-    for name, kind in (("options", capsedge.ExportOptions), ("description", capsedge.Description)):
+    for name, kind in (("options", ExportOptions), ("description", capsedge.Description)):
         own = {k: given.pop(k) for k in [*given] if k in kind.__dataclass_fields__}
         found |= {name: kind(**own)} if own else {}
     return found | given

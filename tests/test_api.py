@@ -35,7 +35,7 @@ def test_quantize_takes_bytes_and_arrays_and_writes_nothing(model: Path) -> None
     calibration = np.random.default_rng(0).integers(0, 256, (40, 10, 10), dtype=np.uint8)
     report = capsedge.quantize(
         model.read_bytes(),
-        options=capsedge.QuantizeOptions(max_drop=20),
+        max_drop=20,
         calib_data=calibration,
         data=_labelled(model, 1),
     )
@@ -53,7 +53,8 @@ def test_quantize_writes_the_file_that_is_named(model: Path, tmp_path: Path) -> 
     report = capsedge.quantize(
         model,
         target,
-        capsedge.QuantizeOptions(max_drop=20, precision="fp16"),
+        max_drop=20,
+        precision="fp16",
         calib_data=floats,
         data=_labelled(model, 1),
     )
@@ -82,7 +83,7 @@ def test_a_file_that_fails_its_gate_is_not_written_and_the_error_has_the_report(
 ) -> None:
     target = tmp_path / "m.onnx"
     with pytest.raises(capsedge.ParityError) as caught:
-        capsedge.export(network("em"), target, capsedge.ExportOptions(tolerance=(1e-12, 0.0)))
+        capsedge.export(network("em"), target, tolerance=(1e-12, 0.0))
     report = caught.value.report
     assert isinstance(report, capsedge.ExportReport)
     assert not report.passed
@@ -103,7 +104,7 @@ def test_a_file_that_fails_its_gate_is_not_written_and_the_error_has_the_report(
         capsedge.quantize(
             model,
             target,
-            capsedge.QuantizeOptions(max_drop=5),
+            max_drop=5,
             calib_data=_labelled(model, 1),
             data=_labelled(model, 2),
         )
@@ -116,9 +117,7 @@ def test_a_file_that_fails_its_gate_is_not_written_and_the_error_has_the_report(
 
 
 def test_a_verdict_is_returned_and_raised_on_request(model: Path) -> None:
-    certificate = capsedge.verify(
-        network("dynamic", seed=5), model, capsedge.VerifyOptions(limit=4)
-    )
+    certificate = capsedge.verify(network("dynamic", seed=5), model, limit=4)
     assert isinstance(certificate, capsedge.Certificate)
     assert not certificate.passed
     with pytest.raises(capsedge.ParityError) as caught:

@@ -17,12 +17,21 @@ from capsedge.cli._commands import Value, VerbOption
 from capsedge.cli._metadata_options import MetadataOptions
 from capsedge.cli._options import batch_sizes
 from capsedge.errors import UsageError
-from capsedge.options import Declared, Options, bounds, declared, number, whole
+from capsedge.exporters.build_options import BuildOptions
+from capsedge.exporters.export_options import ExportOptions
+from capsedge.optimization.optimize_options import OptimizeOptions
+from capsedge.optimization.sweep_options import SweepOptions
+from capsedge.options import Declared, Options, bounds, declared, number, options_of, whole
 from capsedge.runtime.backends.backend import parse_device
+from capsedge.serving.deploy.deploy_options import KServeOptions
+from capsedge.serving.serve_options import ServeOptions
 from capsedge.serving.served_models import _as_number
+from capsedge.verification.verify_options import VerifyOptions
 from tools.docs.commands import verbs
 
-PUBLIC = [getattr(capsedge, name) for name in capsedge.__all__ if name.endswith("Options")]
+PUBLIC = list(
+    {kind: None for name in capsedge.__all__ for kind in options_of(getattr(capsedge, name))}
+)
 # Texts beyond every bound, or that only Python's own conversion takes for numbers.
 NEVER = [
     "9" * 25,
@@ -153,9 +162,9 @@ def _made(kind: Any, option: click.Parameter, text: str) -> None:
 def test_texts_with_numbers_in_them_are_bounded() -> None:
     known = dict(verbs(app))
     kinds = {
-        "optimize": capsedge.OptimizeOptions, "serve": capsedge.ServeOptions, "build": capsedge.BuildOptions,
-        "export": capsedge.ExportOptions, "verify": capsedge.VerifyOptions, "sweep": capsedge.SweepOptions,
-        "deploy kserve": capsedge.KServeOptions,
+        "optimize": OptimizeOptions, "serve": ServeOptions, "build": BuildOptions,
+        "export": ExportOptions, "verify": VerifyOptions, "sweep": SweepOptions,
+        "deploy kserve": KServeOptions,
     }  # fmt: skip
     for (name, label), wrong in TEXTS.items():
         (option,) = [p for p in known[name].params if label in p.opts]
@@ -171,7 +180,7 @@ def test_texts_with_numbers_in_them_are_bounded() -> None:
 @pytest.mark.parametrize("given", [5, "1..5", (0,), (101,), (10**30,), (True,), (1.5,), ("1",)])
 def test_iterations_of_a_sweep(given: Any) -> None:
     with pytest.raises(UsageError, match="Invalid iterations"):
-        capsedge.SweepOptions(iterations=given)
+        SweepOptions(iterations=given)
 
 
 @pytest.mark.parametrize("text", [*NEVER, "0", "65537", "1,0", "1,,2"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import capsedge
 from capsedge.cli import app
 from capsedge.errors import UsageError
 from capsedge.options import Options, declared, option, takes, tolerance
+from tools import keywords
 from tools.docs.commands import verbs
 
 
@@ -71,22 +73,57 @@ def test_honest_values_are_kept() -> None:
     assert Sample(**given) == Sample(folder=Path("here"), words=("x",))
 
 
-def test_a_keyword_of_the_options_is_answered_with_the_right_spelling() -> None:
-    with pytest.raises(TypeError) as caught:
-        capsedge.export(None, "m.onnx", iterations=3)  # type: ignore[call-arg,arg-type]
-    assert "capsedge.export(..., options=capsedge.ExportOptions(iterations=3))" in str(caught.value)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'iters'"):
-        capsedge.export(None, "m.onnx", iters=3)  # type: ignore[call-arg,arg-type]
+@takes(Sample)
+def make(name: str, options: Sample = Sample(), *, loud: bool = False, **_keywords: Any) -> str:
+    """Make one.
+
+    Args:
+        name: of what.
+        loud: in capitals.
+
+    Returns:
+        A text.
+    """
+    text = f"{name}{options.level}"
+    return text.upper() if loud else text
 
 
-def test_a_function_keeps_its_signature() -> None:
-    @takes(Sample)
-    def make(name: str, options: Sample = Sample()) -> str:
-        """Make one."""
-        return f"{name}{options.level}"
+def test_options_are_keyword_arguments() -> None:
+    assert make("n") == "n3"
+    assert make("n", level=2, loud=True) == "N2"
+    assert make("n", Sample(level=4)) == make("n", options=Sample(level=4)) == "n4"
+    with pytest.raises(UsageError, match=r"Invalid level 9\.\nIt must be from 1 to 5"):
+        make("n", level=9)
 
-    assert make("n", Sample(level=2)) == "n2"
-    assert make.__doc__ == "Make one."
+
+def test_wrong_keywords_are_named_with_the_nearest_right_one() -> None:
+    with pytest.raises(
+        TypeError, match=r"unexpected keyword argument 'levl'. Did you mean 'level'\?"
+    ):
+        make("n", levl=3)
+    with pytest.raises(TypeError, match=r"argument 'x'. help\(capsedge.make\) lists them"):
+        make("n", x=3)
+    with pytest.raises(TypeError, match="make\\(\\) got both options and level"):
+        make("n", Sample(), level=2)
+    with pytest.raises(UsageError, match="options has the type int"):
+        make("n", 3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="Did you mean 'iterations'"):
+        capsedge.export(None, "m.onnx", iteratons=3)  # type: ignore[call-arg,arg-type]
+
+
+def test_help_of_a_function_lists_its_options() -> None:
+    shown = str(inspect.signature(make))
+    assert "options" not in shown
+    assert "level: 'int' = 3" in shown
+    assert shown.index("loud") < shown.index("level")
+    lines = str(make.__doc__).splitlines()
+    assert lines.index("Options:") < lines.index("    level: How much.") < lines.index("Returns:")
+    for name in ("load", "export", "quantize", "verify", "profile", "build", "train"):
+        assert "Options:" in str(getattr(capsedge, name).__doc__)
+
+
+def test_type_checkers_know_the_same_options() -> None:
+    assert keywords.TARGET.read_text() == keywords.text(), "run `python -m tools.keywords`"
 
 
 @pytest.mark.parametrize("text", ["1e-5", "1e-5,x", "-1,0", "nan,0", "inf,0", "1,2,3", ""])
@@ -95,34 +132,35 @@ def test_wrong_tolerances(text: str) -> None:
         tolerance(text)
 
 
-# By the dataclass: the verb that takes it.
+# By the options' TypedDict: the verb that takes them.
 VERBS = {
-    "BatchOptions": "batch",
-    "BuildOptions": "build",
-    "CascadeOptions": "cascade",
-    "ExportOptions": "export",
-    "ImportOptions": "import",
-    "KServeOptions": "deploy kserve",
-    "OptimizeOptions": "optimize",
-    "ProfileOptions": "profile",
-    "PruneOptions": "prune",
-    "QuantizeOptions": "quantize",
-    "RuntimeOptions": "infer",
-    "ServeOptions": "serve",
-    "SweepOptions": "sweep",
-    "TrainOptions": "train",
-    "TritonOptions": "deploy triton",
-    "VerifyOptions": "verify",
+    "BatchKeywords": "batch",
+    "BuildKeywords": "build",
+    "CascadeKeywords": "cascade",
+    "ExportKeywords": "export",
+    "ImportKeywords": "import",
+    "KServeKeywords": "deploy kserve",
+    "OptimizeKeywords": "optimize",
+    "ProfileKeywords": "profile",
+    "PruneKeywords": "prune",
+    "QuantizeKeywords": "quantize",
+    "RuntimeKeywords": "infer",
+    "ServeKeywords": "serve",
+    "SweepKeywords": "sweep",
+    "TrainKeywords": "train",
+    "TritonKeywords": "deploy triton",
+    "VerifyKeywords": "verify",
 }
 
 
-def test_every_public_dataclass_of_options_belongs_to_a_verb() -> None:
-    assert {name for name in capsedge.__all__ if name.endswith("Options")} == set(VERBS)
+def test_no_dataclass_of_options_is_public() -> None:
+    assert not [name for name in capsedge.__all__ if name.endswith("Options")]
+    assert set(keywords.KINDS) == set(VERBS)
 
 
 @pytest.mark.parametrize("name", VERBS)
 def test_the_command_line_has_every_option(name: str) -> None:
-    kind = getattr(capsedge, name)
+    kind = keywords.kind_of(keywords.KINDS[name][0])
     verb = dict(verbs(app))[VERBS[name]]
     given = {p.name: p for p in verb.params}
     for each in declared(kind):
@@ -136,7 +174,7 @@ def test_the_command_line_has_every_option(name: str) -> None:
 
 
 def test_modules_of_options_are_light() -> None:
-    homes = sorted({getattr(capsedge, name).__module__ for name in VERBS})
+    homes = sorted({keywords.kind_of(kinds[0]).__module__ for kinds in keywords.KINDS.values()})
     code = (
         f"import importlib, sys\n"
         f"for name in {homes}:\n"

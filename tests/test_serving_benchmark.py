@@ -134,7 +134,7 @@ def test_pixels() -> None:
 
 
 def test_questions_differ() -> None:
-    with capsedge.load(EM, capsedge.RuntimeOptions(threads=1)) as session:
+    with capsedge.load(EM, threads=1) as session:
         made = questions(session, 4)
     assert len({q.values.tobytes() for q in made["http"] if isinstance(q, Tensor)}) == 4
     body = json.loads(made["http"][0].request.partition(b"\r\n\r\n")[2])

@@ -49,7 +49,8 @@ def test_a_quantization(path: Path) -> None:
     data = ImageSet("noise", images[32:], np.zeros(32, np.int64))
     report = capsedge.quantize(
         path,
-        options=capsedge.QuantizeOptions(precision="fp16", max_drop=100),
+        precision="fp16",
+        max_drop=100,
         calib_data=images[:32],
         data=data,
     )
@@ -59,6 +60,6 @@ def test_a_quantization(path: Path) -> None:
 
 @pytest.mark.slow
 def test_an_optimization(path: Path) -> None:
-    report = capsedge.optimize(path, options=capsedge.OptimizeOptions(measure=0))
+    report = capsedge.optimize(path, measure=0)
     assert repr(report).startswith("<OptimizationReport not written: ")
     shown(report)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -29,7 +30,7 @@ def frames() -> Iterator[bytes]:
     yield b""
 
 
-with capsedge.load("digits-em", capsedge.RuntimeOptions(threads=1)) as session:
+with capsedge.load("digits-em", threads=1) as session:
     reveal_type(session)
     reveal_type(session(Path("a.png")))
     reveal_type(session.predict(["a.png", b"", np.zeros((2, 2)), Image.new("L", (2, 2))], layout="HW"))
@@ -85,6 +86,25 @@ def check(python: Path | str, folder: Path) -> None:
 @pytest.mark.thorough
 def test_in_this_environment(tmp_path: Path) -> None:
     check(sys.executable, tmp_path)
+
+
+CALLS = ROOT / "tests" / "keyword_calls.py"
+MYPY = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--no-warn-unused-ignores"]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("checker", ["mypy", "pyright"])
+def test_options_are_known_as_keyword_arguments(checker: str, tmp_path: Path) -> None:
+    """Exactly the wrong calls are errors, each on its line."""
+    if checker == "pyright" and shutil.which("pyright") is None:
+        pytest.skip("needs pyright: npm install --global pyright")
+    program = shutil.copy(CALLS, tmp_path)
+    words = MYPY if checker == "mypy" else ["pyright", "--pythonpath", sys.executable]
+    run = subprocess.run([*words, program], capture_output=True, text=True, cwd=tmp_path)
+    found = {int(line) for line in re.findall(r":(\d+):(?:\d+ -)? error: ", run.stdout)}
+    lines = CALLS.read_text(encoding="utf-8").splitlines()
+    wrong = {number for number, line in enumerate(lines, 1) if line.endswith("# wrong")}
+    assert found == wrong, run.stdout + run.stderr
 
 
 @pytest.mark.slow

@@ -74,7 +74,7 @@ def test_weights_are_small_enough() -> None:
 def test_the_file_is_the_export_of_its_checkpoint(name: str, tmp_path: Path) -> None:
     """Node by node: what other options of the export add, such as a trace, is not in a file without them."""
     model = load_checkpoint(zoo_checkpoint(name))
-    with capsedge.load(name, capsedge.RuntimeOptions(ops="portable")) as shipped:
+    with capsedge.load(name, ops="portable") as shipped:
         metadata = shipped.metadata
     assert metadata is not None
     assert metadata.checkpoint_sha256 == sha256(zoo_checkpoint(name))
@@ -143,7 +143,7 @@ def test_parity_on_mnist(
         ("operator library or bodies", auto, "auto"),
         ("portable file", portable, "portable"),
     ):
-        session = capsedge.load(path, capsedge.RuntimeOptions(ops=ops))
+        session = capsedge.load(path, ops=ops)
         parts = np.array_split(images, len(images) // 250)
         found[kind] = np.concatenate([session.run(part)[name] for part in parts])
     found["OpenVINO"] = openvino_scores(portable, images, name)

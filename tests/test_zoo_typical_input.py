@@ -23,7 +23,7 @@ BLOBS = "blobs"  # and patches: a few strokes in the middle, as those of digits
 
 @pytest.fixture(scope="module")
 def session() -> Session:
-    return capsedge.load(default_model(), capsedge.RuntimeOptions(threads=1))
+    return capsedge.load(default_model(), threads=1)
 
 
 def test_every_model_states_it(session: Session) -> None:
@@ -100,7 +100,7 @@ def test_int8_and_fp16_keep_it(session: Session, tmp_path: Path) -> None:
         capsedge.quantize(
             default_model(),
             target,
-            capsedge.QuantizeOptions(precision=precision),
+            precision=precision,
             calib_data=pixels,
         )
         quantized = capsedge.load(target)

@@ -158,7 +158,8 @@ class Files:
             capsedge.quantize(
                 fused,
                 path,
-                capsedge.QuantizeOptions(calib_images=CALIBRATION, target=target),
+                calib_images=CALIBRATION,
+                target=target,
                 calib_data=self._data,
             )
             return path
@@ -172,7 +173,7 @@ class Files:
         path = self._folder / f"{precision}.engine"
         if not path.exists():
             batches = (1, rules.BATCH, rules.BATCH)
-            capsedge.build(source, path, capsedge.BuildOptions(precision=precision, batch=batches))
+            capsedge.build(source, path, precision=precision, batch=batches)
         return path
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import onnx
@@ -51,6 +51,11 @@ from capsedge.runtime.files.writing import (
     write_bytes,
 )
 from capsedge.runtime.progress import Progress, silent
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from capsedge.keywords import QuantizeKeywords
 
 # --- From the FP32 file to the quantized one ---
 
@@ -328,6 +333,7 @@ def quantize(
     calib_data: Images,
     data: Images | None = None,
     progress: Progress = silent,
+    **_keywords: Unpack[QuantizeKeywords],
 ) -> QuantizationReport:
     """Quantize a model, subject to a gate.
 
@@ -338,7 +344,6 @@ def quantize(
     Args:
         model: an FP32 ONNX file from ``capsedge.export`` or any other tool, or its bytes.
         path: the file to write; None writes no file; the report holds the bytes.
-        options: how it is quantized, and what may be lost.
         calib_data: images to calibrate on: a data set folder (its training split), an npz, npy or idx file, a
             folder of images, an `ImageSet`, or an array: pixels ``[N, H, W]`` or ``[N, H, W, C]`` uint8, or
             prepared floats ``[N, C, H, W]``. For a file from another tool: arrays ``[N, ...]`` as the model

@@ -10,10 +10,13 @@ from capsedge.options import takes
 from capsedge.runtime.files.writing import OUTPUT, ModelLike, as_file, as_path
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from capsedge.exporters.c.wasm import WasmReport
     from capsedge.exporters.c.write_c import CReport
     from capsedge.exporters.tensorrt.engine_builder import Listener
     from capsedge.exporters.tensorrt.write_engine import BuildReport
+    from capsedge.keywords import BuildKeywords
 
 
 @takes(BuildOptions)
@@ -23,6 +26,7 @@ def build(
     options: BuildOptions = BuildOptions(),
     *,
     progress: Listener = lambda _share, _phase, _left: None,
+    **_keywords: Unpack[BuildKeywords],
 ) -> BuildReport | CReport | WasmReport:
     """Build a TensorRT engine, C source or WebAssembly from an ONNX file.
 
@@ -30,7 +34,6 @@ def build(
         model: the ONNX file of ``capsedge.export`` or ``capsedge.quantize``, or its bytes.
         path: the engine to write, ``*.engine``, whose metadata file is written next to it; for ``c`` and
             ``wasm`` a folder, replaced if an earlier run wrote it.
-        options: the target, and how to build it.
         progress: called with (share done, phase, seconds left or None) while an engine is built.
 
     Returns:
@@ -45,8 +48,7 @@ def build(
         ArtefactError: the model is damaged.
 
     Example:
-        >>> options = capsedge.BuildOptions(batch=(1, 8, 32))
-        >>> report = capsedge.build("digits.onnx", "digits.engine", options)
+        >>> report = capsedge.build("digits.onnx", "digits.engine", batch=(1, 8, 32))
         >>> capsedge.load(report.path).predict("image.png")
     """
     path = as_path(path, OUTPUT)

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import onnx
 import torch
@@ -56,6 +56,11 @@ from capsedge.runtime.user_metadata import DescribedModel, Description, describe
 from capsedge.spec import limits
 from capsedge.spec.vocabularies import TRACE
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from capsedge.keywords import ExportKeywords
+
 
 @takes(ExportOptions, Description)
 def export(
@@ -68,18 +73,20 @@ def export(
     check_inputs: Inputs | None = None,
     description: Description | None = None,
     progress: Progress = silent,
+    **_keywords: Unpack[ExportKeywords],
 ) -> ExportReport:
     """Export a capsule network to one self-contained ONNX file and verify it.
 
     The file is checked (full check, strict shape inference), loaded and run in ONNX Runtime and
     compared with the module on random and hard inputs before anything is written.
 
+    Without ``batch``, the batch is free, or, for your own module, the size that its code requires (a note
+    says why).
+
     Args:
         module: one of the package's models, or any module. Routing that is written with ``capsedge.ops``, or
             as a loop of standard operations, becomes capsule operators.
         path: the file to write; None to do everything except write it.
-        options: how to write it. Without ``batch``, the batch is free, or, for your own module, the size
-            that its code requires (a note says why).
         example: input of your own module: a tensor, a tuple of tensors, or tensors by name for a ``forward``
             that takes one dict; batch first.
         free_axes: of inputs by name, the axes besides the batch that stay free, such as the length of a
@@ -102,7 +109,7 @@ def export(
     Example:
         >>> model = capsedge.load_checkpoint("digits.safetensors")
         >>> capsedge.export(model, "digits.onnx").max_abs
-        >>> capsedge.export(model, "one-pass.onnx", capsedge.ExportOptions(iterations=1, opset=18))
+        >>> capsedge.export(model, "one-pass.onnx", iterations=1, opset=18)
     """
     check_module(module)
     ops, opset, batch = resolve(options.target, options.ops, options.opset, options.batch)

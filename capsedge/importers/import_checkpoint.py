@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from capsedge.datasets import ImageSet
 from capsedge.errors import ParityError, UsageError
@@ -41,6 +41,11 @@ from capsedge.runtime.origin import NOT_COMPARED, ORIGIN_KEY, Origin
 from capsedge.runtime.progress import Progress, silent
 from capsedge.runtime.result_summary import Row, Summarized, Summary, short
 from capsedge.runtime.user_metadata import Description
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from capsedge.keywords import ImportKeywords
 
 
 @dataclass(frozen=True, repr=False)
@@ -110,20 +115,21 @@ def import_checkpoint(
     *,
     description: Description | None = None,
     progress: Progress = silent,
+    **_keywords: Unpack[ImportKeywords],
 ) -> ImportReport:
     """Convert the trained weights of a public network to a checkpoint.
 
     The family is identified by keys, shapes and stored configuration. Anything that the file does not
     determine is asked for, never guessed. No code in the file is run.
 
+    ``reference_code``, the author's module, is loaded with the file's weights; for several files it loads its
+    own. On ``data``, labelled images, accuracy is measured and compared with that of alternatives; for a
+    regression, with values instead of labels, the errors are (docs/reference/data.md).
+
     Args:
         file: ``.pt``, ``.pth``, ``.safetensors``, ``.npz``, ``.h5``, ``.keras`` and others; several files
             make an ensemble.
         path: the checkpoint to write, ``.safetensors``; none by default.
-        options: what the file does not record, and what the network is compared with. ``reference_code``, the
-            author's module, is loaded with the file's weights; for several files it loads its own. On
-            ``data``, labelled images, accuracy is measured and compared with that of alternatives; for a
-            regression, with values instead of labels, the errors are (docs/reference/data.md).
         description: classes, preprocessing, task and outputs. Some fields of the preprocessing are enough:
             ``{"height": 28, "width": 28}``.
         progress: called during the comparison with the number of inputs done and the total.
@@ -140,7 +146,7 @@ def import_checkpoint(
 
     Example:
         >>> report = capsedge.import_checkpoint("epoch_30.pt", "digits.safetensors",
-        ...     capsedge.ImportOptions(iterations=3))
+        ...     iterations=3)
         >>> report.origin.family, report.warnings
     """
     together = file if isinstance(file, (list, tuple)) else [file]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import onnx
@@ -47,6 +47,11 @@ from capsedge.runtime.result_summary import Row, Summarized, Summary, short
 from capsedge.runtime.session import Session
 from capsedge.runtime.training_split import AnySplit, joint
 from capsedge.spec.vocabularies import ESCALATED
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from capsedge.keywords import CascadeKeywords
 
 # --- The report ---
 
@@ -153,6 +158,7 @@ def cascade(
     *,
     data: Images,
     progress: Progress = silent,
+    **_keywords: Unpack[CascadeKeywords],
 ) -> CascadeReport:
     """Join two networks: the small one decides, and passes images of which it is unsure to the large one.
 
@@ -166,7 +172,6 @@ def cascade(
         small, large: ONNX files with metadata, or their bytes. They need the same task, classes, images and
             kind of scores; mean, standard deviation and scale may differ.
         path: the file to write; with None, only the report holds the bytes.
-        options: the requirements, and how many images to draw.
         data: training images; labels are not needed: a data set folder (its training split), an npz, npy or
             idx file, a folder of images, an `ImageSet`, or an array. Do not use images on which you will
             report accuracy.

@@ -7,7 +7,7 @@ import re
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -36,6 +36,11 @@ from capsedge.runtime.result_summary import Row, Summarized, Summary, short
 from capsedge.runtime.table_indices import explained
 from capsedge.runtime.user_metadata import Description, describe_model
 from capsedge.spec import limits
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from capsedge.keywords import OptimizeKeywords
 
 _STAGE = "stage: "  # prefix of the worker's progress lines
 _WORKER = "capsedge.graph.fusion.optimize_graph"
@@ -126,6 +131,7 @@ def optimize(
     *,
     description: Description | None = None,
     progress: Progress = silent,
+    **_keywords: Unpack[OptimizeKeywords],
 ) -> OptimizationReport:
     """Fuse the capsule routing of an ONNX file into operators, clean up the rest, and verify the result.
 
@@ -135,7 +141,6 @@ def optimize(
     Args:
         model: a file, or its bytes.
         path: the file to write; none by default.
-        options: the batch of the new file, and how long to time it.
         description: the metadata of the new file, as for `export`. If no routing is fused and no batch size
             is given, the rest of the file is left unchanged.
         progress: called with a description of each step.

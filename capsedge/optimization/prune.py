@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -49,6 +50,11 @@ from capsedge.runtime.origin import PRUNING_KEY, Pruned, pruned_of
 from capsedge.runtime.progress import Progress, silent
 from capsedge.runtime.training_split import TRAINING_SPLIT_KEY
 from capsedge.runtime.typical_input import TYPICAL_INPUT_KEY
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from capsedge.keywords import PruneKeywords
 
 # --- The work folder: one training run per round, so that a run can be resumed ---
 
@@ -109,6 +115,7 @@ def prune(
     data: Path | str | None = None,
     progress: Progress = silent,
     round_done: RoundDone | None = None,
+    **_keywords: Unpack[PruneKeywords],
 ) -> PruningReport:
     """Remove channels, capsules and units from a trained network, and fine-tune the rest.
 
@@ -121,7 +128,6 @@ def prune(
     Args:
         checkpoint: a checkpoint from ``capsedge train`` or ``capsedge import``.
         output: the ``.safetensors`` file to write.
-        options: how far to prune, by which criterion, and how to fine-tune the rest.
         data: data set folder with labels.
         progress: as `capsedge.models.training.train.train` takes it, for each round.
         round_done: called after every round with its number and figures.
@@ -138,7 +144,7 @@ def prune(
 
     Example:
         >>> report = capsedge.prune("capsnet.pt", "small.safetensors",
-        ...     capsedge.PruneOptions(target_speedup=4), data="mnist")
+        ...     target_speedup=4, data="mnist")
         >>> report.speedup, report.outcome.drop
     """
     run = _Pruning(as_path(checkpoint, WEIGHTS), Path(output), options, progress, round_done)

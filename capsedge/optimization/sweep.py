@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256 as digest_of
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from capsedge.calibration.collect import check_calibration
 from capsedge.datasets import ImageSet, read_images
@@ -42,6 +42,11 @@ from capsedge.runtime.result_summary import (
 )
 from capsedge.runtime.runtime_options import RuntimeOptions
 from capsedge.runtime.training_split import AnySplit, joint
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from capsedge.keywords import SweepKeywords
 
 # --- The search ---
 
@@ -131,6 +136,7 @@ def sweep(
     options: SweepOptions = SweepOptions(),
     *,
     progress: Progress = silent,
+    **_keywords: Unpack[SweepKeywords],
 ) -> SweepReport:
     """Make every candidate, compare them on training images, and test the best.
 
@@ -139,7 +145,6 @@ def sweep(
             network and its pruned descendants: checkpoints, or names of the zoo.
         data: data set folder: the training split is for calibration and search, the test split for the
             report. For other data, a third is held out for the report.
-        options: the candidates, and how to measure them.
         progress: called with a description of each step.
 
     Returns:
@@ -150,7 +155,7 @@ def sweep(
             candidates, or the data is wrong.
 
     Example:
-        >>> swept = capsedge.sweep("digits-em", "mnist", capsedge.SweepOptions(iterations=(1, 3)))
+        >>> swept = capsedge.sweep("digits-em", "mnist", iterations=(1, 3))
         >>> [point.file for point in swept.front]
     """
     given = [models] if isinstance(models, (str, Path)) else models

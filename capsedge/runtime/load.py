@@ -20,6 +20,9 @@ from capsedge.runtime.runtime_options import RuntimeOptions
 from capsedge.runtime.session import Session
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from capsedge.keywords import RuntimeKeywords
     from capsedge.runtime.ensemble import Ensemble
 
 SIDE_BY_SIDE = 2  # with at least this many threads each, members of an ensemble run in parallel
@@ -29,6 +32,7 @@ SIDE_BY_SIDE = 2  # with at least this many threads each, members of an ensemble
 def load(  # type: ignore[overload-overlap] # a string is a sequence of strings, and means one file
     path: str | os.PathLike[str] = ...,
     options: RuntimeOptions = ...,
+    **_keywords: Unpack[RuntimeKeywords],
 ) -> Session: ...
 
 
@@ -36,6 +40,7 @@ def load(  # type: ignore[overload-overlap] # a string is a sequence of strings,
 def load(
     path: Sequence[str | os.PathLike[str]],
     options: RuntimeOptions = ...,
+    **_keywords: Unpack[RuntimeKeywords],
 ) -> Ensemble: ...
 
 
@@ -43,6 +48,7 @@ def load(
 def load(
     path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = zoo.DEFAULT,
     options: RuntimeOptions = RuntimeOptions(),
+    **_keywords: Unpack[RuntimeKeywords],
 ) -> Session | Ensemble:
     """Load a model.
 
@@ -52,8 +58,6 @@ def load(
             ``digits-dynamic`` (the default), ``digits-em`` or ``digits-attention``. As a string, such a name
             always means the zoo; a file of that name is ``./digits-em``, or a `pathlib.Path`. A list of
             several is an ensemble, which averages their scores.
-        options: the device, the threads of one inference, which kernels run capsedge's nodes: ``auto`` is the
-            operator library if that is installed, otherwise the function bodies of the file.
 
     Returns:
         The session, ready to run; for a list an `Ensemble`.
@@ -68,7 +72,7 @@ def load(
             built for another machine.
 
     Example:
-        >>> with capsedge.load("digits.onnx", capsedge.RuntimeOptions(threads=2)) as session:
+        >>> with capsedge.load("digits.onnx", threads=2) as session:
         ...     session.predict("image.png")[0].label
     """
     if isinstance(path, (list, tuple)):

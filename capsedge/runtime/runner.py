@@ -135,7 +135,7 @@ class Runner:
             raise UsageError(
                 f"{self._path} does not run on arrays on a GPU.",
                 "Models that run on a GPU do: TensorRT engines, and ONNX files with device='cuda'.",
-                "Use `Session.run`, or load the file with capsedge.RuntimeOptions(device='cuda').",
+                "Use `Session.run`, or load the file on a GPU: capsedge.load(..., device='cuda').",
             )
         from capsedge.runtime.backends.device_array import stream_address
 

@@ -27,8 +27,8 @@ class RuntimeOptions(Options):
     )
     ops: str = option(
         "auto",
-        "auto, fused (operator library) or portable (function bodies). On a GPU, auto runs the operators that "
-        "have CUDA kernels fused, and fused refuses a file with others.",
+        "auto, fused (operator library) or portable (function bodies). On a GPU, auto fuses the operators that "
+        "have CUDA kernels, and fused refuses a file with others.",
         choices=OPS,
     )
     provider: str = option(

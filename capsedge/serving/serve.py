@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from capsedge import __version__
 from capsedge.errors import EnvironmentProblem, UsageError
@@ -29,6 +29,11 @@ from capsedge.serving.served_models import (
 )
 from capsedge.spec import limits
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from capsedge.keywords import ServeKeywords
+
 INSTALL = "pip install 'capsedge[serve]'"
 _PACKAGES = (
     "google.protobuf", "grpc", "httptools", "orjson", "prometheus_client", "starlette", "uvicorn",
@@ -42,12 +47,12 @@ def serve(
     *,
     ready: Callable[[Serving, Address], None] = lambda _serving, _address: None,
     log: Callable[[str], None] = lambda _: None,
+    **_keywords: Unpack[ServeKeywords],
 ) -> int:
     """Serve models over the Open Inference Protocol, version 2, until a signal arrives.
 
     Args:
         models: files, names of the zoo, or ``NAME=FILE`` and ``NAME:VERSION=FILE``.
-        options: where the server listens, and how it runs the models.
         ready: called when the server accepts requests.
         log: called with the server's messages.
 
@@ -60,7 +65,7 @@ def serve(
         CapsedgeError: as `capsedge.load`.
 
     Example:
-        >>> capsedge.serve("digits.onnx", capsedge.ServeOptions(port=9000))
+        >>> capsedge.serve("digits.onnx", port=9000)
     """
     given = parse_model_names([models] if isinstance(models, str) else models)
     if not given:

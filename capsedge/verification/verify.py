@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import onnx
@@ -61,6 +61,11 @@ from capsedge.verification.sample_inputs import (
 )
 from capsedge.verification.verify_options import VerifyOptions
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from capsedge.keywords import VerifyKeywords
+
 _REPEATED = 4  # images that a module of the user's is run on twice
 ROUTING_ERROR_FLIPS = 4  # samples with a changed decision whose routing errors are measured
 Observer = Callable[[Arrays, Arrays, ImageSet], None]
@@ -77,6 +82,7 @@ def verify(
     data: Path | str | None = None,
     inputs: UserArrays | None = None,
     progress: Progress = silent,
+    **_keywords: Unpack[VerifyKeywords],
 ) -> Certificate:
     """Compare an artefact with its PyTorch source on real samples and hard cases.
 
@@ -84,13 +90,14 @@ def verify(
     whether their outputs are finite; their numerical differences are reported, but judged only if a
     tolerance is given.
 
+    A ``tolerance`` is ``(1e-5, 1e-4)`` for all outputs, or ``{"poses": (1e-5, 1e-4)}``; by default, that of
+    each output's name applies.
+
     Args:
         reference: a checkpoint file, a module of your own, or None for the checkpoint in the package that the
             artefact names.
         artefact: an ONNX file, a TensorRT engine, a loaded session, or a folder of
             ``capsedge build --target c``, which is compiled and run on this machine.
-        options: how the artefact runs, and what is required of it. Tolerances are ``(1e-5, 1e-4)`` for all
-            outputs, or ``{"poses": (1e-5, 1e-4)}``; by default those for each output's name.
         data: a data set folder, an npz file, idx files, or images; by default the package's samples.
         inputs: instead of data, what the artefact's inputs take as it is, the batch first: an npz or npy
             file, an array, or arrays by the inputs' names. Without either, an artefact that does not take

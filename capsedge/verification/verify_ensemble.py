@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,11 @@ from capsedge.verification.reference import Arrays
 from capsedge.verification.requirements import Requirements, drop_failures
 from capsedge.verification.verify import ReferenceRun, certify, software
 from capsedge.verification.verify_options import VerifyOptions
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from capsedge.keywords import VerifyKeywords
 
 SCHEMA = 1
 
@@ -128,18 +133,20 @@ def verify_ensemble(
     *,
     data: Path | str | None = None,
     progress: Progress = silent,
+    **_keywords: Unpack[VerifyKeywords],
 ) -> EnsembleCertificate:
     """Compare every member of an ensemble with its PyTorch source, and the ensemble with that of the sources.
 
     Each member must pass what `verify` asks of it alone. Then the averaged answers of the members decide as
     those of the sources do, and lose no more accuracy than the gates of quantized members allow.
 
+    The options apply to each member as in `verify`. The agreement is also that of the ensemble; by default,
+    the least of its members'.
+
     Args:
         references: checkpoints, in any order: each member takes the one that it names by its checksum; or
             modules, one for each member in order. None takes the package's checkpoints.
         ensemble: a loaded ensemble, or its files.
-        options: as for `verify`, for each member; the agreement is that of the ensemble, too, by default the
-            least of its members'.
         data: a data set folder, an npz file, idx files, or images; by default the package's samples.
         progress: called with (images done, total images).
 

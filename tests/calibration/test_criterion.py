@@ -13,6 +13,7 @@ import pytest
 import capsedge
 from capsedge.calibration import mixed_precision
 from capsedge.calibration.accuracy import Criterion, Gate, Outcome, compare, sample_outputs
+from capsedge.calibration.quantize_options import QuantizeOptions
 from capsedge.datasets import ImageSet
 from capsedge.errors import UnsupportedModelError, UsageError
 from capsedge.metrics import ErrorCount, OutputError, has_columns
@@ -95,9 +96,7 @@ def test_whole_numbers_and_sizes() -> None:
 def test_what_is_judged_is_said_and_written(tmp_path: Path) -> None:
     file = MADE["two_inputs_and_outputs"]()
     model, out = file.model.SerializeToString(), tmp_path / "q.onnx"
-    report = capsedge.quantize(
-        model, out, capsedge.QuantizeOptions(max_drop=5), calib_data=file.data
-    )
+    report = capsedge.quantize(model, out, max_drop=5, calib_data=file.data)
     assert [o.name for o in report.outcome.outputs] == ["turned", "best"]
     assert report.criterion.startswith("the numbers of turned, best (the file names no output")
     record = {p.key: p.value for p in onnx.load(out).metadata_props}
@@ -109,7 +108,7 @@ def test_what_is_judged_is_said_and_written(tmp_path: Path) -> None:
     # The same with the scores named: their answers.
     report = capsedge.quantize(
         MADE["opset17"]().model.SerializeToString(),
-        options=capsedge.QuantizeOptions(scores="y"),
+        scores="y",
         calib_data=IMAGES,
     )
     assert report.outcome.metric == "agreement"
@@ -122,7 +121,7 @@ def test_labels_tell_which_output_decides() -> None:
     data = answered(model)
     report = capsedge.quantize(
         model,
-        options=capsedge.QuantizeOptions(max_drop=100),
+        max_drop=100,
         calib_data=IMAGES["x"][:20],
         data=data,
     )
@@ -132,14 +131,14 @@ def test_labels_tell_which_output_decides() -> None:
     with pytest.raises(UsageError, match=r"labels up to 6"):
         capsedge.quantize(
             model,
-            options=capsedge.QuantizeOptions(scores="y"),
+            scores="y",
             calib_data=IMAGES["x"][:20],
             data=ImageSet("t", IMAGES["x"][20:], labels[20:] + 2),
         )
     data = answered(words)
     report = capsedge.quantize(
         words,
-        options=capsedge.QuantizeOptions(max_drop=100),
+        max_drop=100,
         calib_data=IMAGES["x"][:20],
         data=data,
     )
@@ -150,7 +149,7 @@ def test_labels_tell_which_output_decides() -> None:
     with pytest.raises(UsageError, match="no better than chance"):
         capsedge.quantize(
             model,
-            options=capsedge.QuantizeOptions(max_drop=100),
+            max_drop=100,
             calib_data=IMAGES["x"][:20],
             data=wrong,
         )
@@ -170,11 +169,11 @@ def test_python_is_told_python() -> None:
         ({"calib_data": x[:, 0]}, "takes float32 [N, 1, 8, 8]"),
         ({"calib_data": {"z": x}}, "the inputs are x"),
         ({"calib_data": (255 * np.abs(x)).astype(np.uint8)}, "pixels cannot be prepared"),
-        ({"calib_data": x, "options": capsedge.QuantizeOptions(scores="z")}, "no output 'z'"),
+        ({"calib_data": x, "options": QuantizeOptions(scores="z")}, "no output 'z'"),
         ({"calib_data": x, "data": x}, "used for calibration"),
         ({"calib_data": x[:2]}, "2 images are not enough"),
         (
-            {"calib_data": x, "options": capsedge.QuantizeOptions(max_drop=0, max_error=0)},
+            {"calib_data": x, "options": QuantizeOptions(max_drop=0, max_error=0)},
             "loses too much",
         ),
     ):
@@ -192,7 +191,8 @@ def test_arrays_of_files(tmp_path: Path) -> None:
     found = [
         capsedge.quantize(
             model,
-            options=capsedge.QuantizeOptions(max_drop=100, max_error=100),
+            max_drop=100,
+            max_error=100,
             calib_data=tmp_path / name,
         ).model
         for name in ("a.npy", "b.npz")
@@ -216,7 +216,8 @@ def test_without_labels_from_a_folder_of_images(path: Path, tmp_path: Path, prec
         Image.fromarray(rng.integers(0, 256, (10, 10), dtype=np.uint8)).save(tmp_path / f"{k}.png")
     report = capsedge.quantize(
         path,
-        options=capsedge.QuantizeOptions(max_drop=100, precision=precision),
+        max_drop=100,
+        precision=precision,
         calib_data=tmp_path,
     )
     assert report.outcome.accuracy is None
@@ -234,9 +235,7 @@ def test_full_like(tmp_path: Path) -> None:
     capsedge.export(Operators(scaled=True).eval(), path, example=torch.rand(2, 1, 10, 10))
     x = np.random.default_rng(0).random((60, 1, 10, 10)).astype(np.float32)
     for precision in ("int8", "fp16"):
-        report = capsedge.quantize(
-            path, options=capsedge.QuantizeOptions(precision=precision, max_drop=100), calib_data=x
-        )
+        report = capsedge.quantize(path, precision=precision, max_drop=100, calib_data=x)
         assert report.outcome.images == 30
         assert report.outcome.error < 0.05
 

@@ -62,7 +62,7 @@ def quantized(tmp_path: Path, **options: Any) -> Path:
     capsedge.quantize(
         tmp_path / "m.onnx",
         tmp_path / "q.onnx",
-        capsedge.QuantizeOptions(**options),
+        **options,
         calib_data=tmp_path / "x.npz",
     )
     return tmp_path / "q.onnx"

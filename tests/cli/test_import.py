@@ -115,7 +115,7 @@ def test_where_the_author_averages_over_the_batch_it_is_fixed(tmp_path: Path) ->
     assert "batch of the export is fixed at 1" in done.output
     model = capsedge.load_checkpoint(tmp_path / "m.safetensors")
     with pytest.raises(UsageError, match="only with batch 1"):
-        capsedge.export(model, tmp_path / "m.onnx", capsedge.ExportOptions(batch=4))
+        capsedge.export(model, tmp_path / "m.onnx", batch=4)
     report = capsedge.export(model, tmp_path / "m.onnx")
     assert report.inputs == {"images": [1, 1, 28, 28]}
 
@@ -127,7 +127,7 @@ def test_the_input_is_not_written_over(tmp_path: Path) -> None:
 
 @pytest.mark.thorough
 def test_what_a_file_claims_of_its_origin_is_shown_as_text(weights: Path, tmp_path: Path) -> None:
-    report = capsedge.import_checkpoint(weights, options=capsedge.ImportOptions(iterations=3))
+    report = capsedge.import_checkpoint(weights, iterations=3)
     assert report.model.origin is not None
     report.model.origin = replace(report.model.origin, licence="\x1b[2JMIT\n", notes=("\u202eno",))
     capsedge.export(report.model, tmp_path / "m.onnx")
@@ -140,11 +140,11 @@ def test_what_a_file_claims_of_its_origin_is_shown_as_text(weights: Path, tmp_pa
 @pytest.mark.thorough
 def test_another_number_of_iterations_is_another_function(weights: Path, tmp_path: Path) -> None:
     """The comparison with the author's code does not hold for it; licence and source do."""
-    model = capsedge.import_checkpoint(weights, options=capsedge.ImportOptions(iterations=3)).model
+    model = capsedge.import_checkpoint(weights, iterations=3).model
     assert model.origin is not None
     model.origin = replace(model.origin, compared={"inputs": 1045})
     capsedge.export(model, tmp_path / "same.onnx")
-    capsedge.export(model, tmp_path / "fewer.onnx", capsedge.ExportOptions(iterations=2))
+    capsedge.export(model, tmp_path / "fewer.onnx", iterations=2)
     same, fewer = (capsedge.load(tmp_path / f"{n}.onnx").metadata for n in ("same", "fewer"))
     assert same is not None
     assert same.origin == model.origin

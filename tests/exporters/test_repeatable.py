@@ -85,7 +85,7 @@ def test_what_is_drawn_is_refused_with_its_line(tmp_path: Path) -> None:
                     Net(drawn),
                     path,
                     example=torch.zeros(2, 8),
-                    options=capsedge.ExportOptions(batch=batch),
+                    batch=batch,
                 )
             except UnsupportedModelError as error:
                 said = str(error)

@@ -93,9 +93,7 @@ def test_efficient_capsnet(kind: str, tmp_path: Path) -> None:
     import onnxruntime
 
     path = tmp_path / "efficient.onnx"
-    report = capsedge.export(
-        Efficient(), path, example=torch.rand(2, 1, 9, 9), options=capsedge.ExportOptions(ops=kind)
-    )
+    report = capsedge.export(Efficient(), path, example=torch.rand(2, 1, 9, 9), ops=kind)
     assert ("capsedge::SelfAttentionRouting" in report.operators) == (kind == "auto")
     options = onnxruntime.SessionOptions()
     library = find_library()

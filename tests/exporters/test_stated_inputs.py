@@ -13,6 +13,7 @@ from torch import Tensor, nn  # noqa: E402
 
 import capsedge  # noqa: E402
 from capsedge.errors import UsageError  # noqa: E402
+from capsedge.exporters.export_options import ExportOptions  # noqa: E402
 from capsedge.serving.served_models import can_batch  # noqa: E402
 
 
@@ -49,7 +50,7 @@ def test_parts_of_an_input_index_different_tables(tmp_path: Path, users: int) ->
 @pytest.mark.thorough
 def test_a_fixed_batch_states_nothing_of_rows(tmp_path: Path) -> None:
     example = torch.ones(2, 4, dtype=torch.int64), torch.rand(2, 3)
-    options = capsedge.ExportOptions(batch=2)
+    options = ExportOptions(batch=2)
     capsedge.export(Columns(30).eval(), tmp_path / "m.onnx", options, example=example)
     with capsedge.load(tmp_path / "m.onnx") as session:
         assert not any(port.independent for port in session.inputs)

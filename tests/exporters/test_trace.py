@@ -49,7 +49,7 @@ class Traced:
         self.model = options.pop("model", None) or network(family)
         given = arguments(extra_outputs=extras, **options)
         self.report = capsedge.export(self.model, self.path, **given)
-        self.session = capsedge.load(self.path, capsedge.RuntimeOptions(threads=1))
+        self.session = capsedge.load(self.path, threads=1)
         self.trace: Trace = self.session.trace(IMAGES, prepared=True)
         self.outputs = self.session.run(IMAGES[: self.session.backend.batches.fixed])
 
@@ -105,7 +105,7 @@ def test_the_last_iteration_is_the_usual_output(made: Traced):
 
 def test_lengths_and_poses_are_those_of_a_file_without(made: Traced, exported: Exports):
     plain = exported(made.model).path
-    wanted = capsedge.load(plain, capsedge.RuntimeOptions(threads=1)).run(IMAGES)
+    wanted = capsedge.load(plain, threads=1).run(IMAGES)
     for name, value in wanted.items():
         np.testing.assert_allclose(made.outputs[name], value, rtol=1e-4, atol=1e-5)
 
@@ -218,16 +218,14 @@ def test_responsibilities_after_an_iteration_are_the_couplings_of_the_next(made:
 def test_a_trace_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(traced_routing, "_MOST_BYTES", 1000)
     with pytest.raises(UsageError, match="MiB for each image"):
-        capsedge.export(
-            network("em"), tmp_path / "m.onnx", capsedge.ExportOptions(extra_outputs=["trace"])
-        )
+        capsedge.export(network("em"), tmp_path / "m.onnx", extra_outputs=["trace"])
     assert not (tmp_path / "m.onnx").exists()
 
 
 def test_routing_without_an_operator(tmp_path: Path):
     model = network("dynamic", class_squash="parents", class_bias=False)
     with pytest.raises(UnsupportedModelError, match="cannot be traced"):
-        capsedge.export(model, tmp_path / "m.onnx", capsedge.ExportOptions(extra_outputs=["trace"]))
+        capsedge.export(model, tmp_path / "m.onnx", extra_outputs=["trace"])
 
 
 def test_too_many_images(made: Traced, monkeypatch: pytest.MonkeyPatch):

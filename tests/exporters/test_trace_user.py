@@ -40,7 +40,7 @@ class OfImages(nets.Own):
 def exported(model: nn.Module, path: Path, example: Tensor = IMAGES, **more: object) -> Session:
     given = arguments(extra_outputs=["trace"], **more)
     capsedge.export(model.eval(), path, example=example, **given)
-    return capsedge.load(path, capsedge.RuntimeOptions(threads=1))
+    return capsedge.load(path, threads=1)
 
 
 @pytest.mark.thorough
@@ -81,7 +81,7 @@ def test_other_outputs_are_the_modules_own(tmp_path: Path):
             nets.Operators(),
             tmp_path / "own.onnx",
             example=IMAGES,
-            options=capsedge.ExportOptions(extra_outputs=["couplings"]),
+            extra_outputs=["couplings"],
         )
 
 
@@ -147,7 +147,7 @@ def test_a_network_of_no_images_has_the_outputs_alone(tmp_path: Path):
         model,
         tmp_path / "own.onnx",
         example=example,
-        options=capsedge.ExportOptions(extra_outputs=["trace"]),
+        extra_outputs=["trace"],
     )
     assert any("does not state its trace" in note for note in report.notes)
     session = capsedge.load(tmp_path / "own.onnx")
@@ -162,6 +162,6 @@ def test_what_is_no_operator_is_refused_with_the_reason(tmp_path: Path):
     with pytest.raises(UnsupportedModelError, match="one logit for each element"):
         capsedge.export(
             nets.OverChildrenPerElement(), tmp_path / "own.onnx", example=torch.rand(2, 4),
-            options=capsedge.ExportOptions(extra_outputs=["trace"]),
+            extra_outputs=["trace"],
         )  # fmt: skip
     assert not (tmp_path / "own.onnx").exists()

@@ -51,7 +51,7 @@ def file(trained: torch.nn.Module, tmp_path_factory: pytest.TempPathFactory) -> 
         trained,
         path,
         example=torch.rand(2, 1, 28, 28),
-        options=capsedge.ExportOptions(output_names=["poses", "lengths"]),
+        output_names=["poses", "lengths"],
         description=DESCRIPTION,
     )
     assert report.operators["capsedge::DynamicRouting"] == 1
@@ -59,7 +59,7 @@ def file(trained: torch.nn.Module, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def test_verified(trained: torch.nn.Module, file: Path, mnist: Path) -> None:
-    certificate = capsedge.verify(trained, file, capsedge.VerifyOptions(limit=1000), data=mnist)
+    certificate = capsedge.verify(trained, file, limit=1000, data=mnist)
     certificate.check()
     decisions = certificate.samples["decisions"]
     assert decisions["flips"] == 0
@@ -71,7 +71,7 @@ def test_int8_within_a_tenth_of_a_point(file: Path, mnist: Path) -> None:
     report = capsedge.quantize(
         file,
         file.with_suffix(".int8.onnx"),
-        capsedge.QuantizeOptions(max_drop=0.1),
+        max_drop=0.1,
         calib_data=read_split(mnist, "train", PREPROCESSING, 512).images,
         data=ImageSet("mnist", test.images, test.labels),
     )
@@ -81,7 +81,7 @@ def test_int8_within_a_tenth_of_a_point(file: Path, mnist: Path) -> None:
 @pytest.mark.skipif(libcapsedge.library_path() is None, reason="libcapsedge is not built")
 def test_the_same_bits_in_c(file: Path) -> None:
     images = np.random.default_rng(0).random((5, 1, 28, 28), np.float32)
-    wanted = capsedge.load(file, capsedge.RuntimeOptions(threads=1)).run({"x": images})
+    wanted = capsedge.load(file, threads=1).run({"x": images})
     found = libcapsedge.Session(file).run({"x": images})
     for name, values in wanted.items():
         np.testing.assert_array_equal(found[name], values)

@@ -162,7 +162,5 @@ def test_forecast_of_a_portable_file_of_an_own_module(tmp_path: Path) -> None:
 
     path = tmp_path / "net.onnx"
     example = torch.rand(2, 1, 10, 10)
-    capsedge.export(
-        Operators().eval(), path, example=example, options=capsedge.ExportOptions(ops="portable")
-    )
+    capsedge.export(Operators().eval(), path, example=example, ops="portable")
     assert forecast(path, 8).traffic > 4 * forecast(path, 1).traffic

@@ -255,7 +255,7 @@ def test_a_branch_reads_what_is_computed_after_it() -> None:
 def test_the_verbs_take_nodes_out_of_order(tmp_path: Path) -> None:
     path = tmp_path / "file.onnx"
     onnx.save(unsorted(), path)
-    assert capsedge.optimize(path, options=capsedge.OptimizeOptions(measure=0)).comparisons
+    assert capsedge.optimize(path, measure=0).comparisons
     assert write_c(path, tmp_path / "net").description["outputs"][0]["name"] == "y"
 
 

@@ -243,8 +243,6 @@ def test_modules_and_foreign_files(tmp_path: Path) -> None:
 
     nodes, constants, _ = GRAPHS["quotient of itself"]
     foreign = model(nodes, **constants)
-    report = capsedge.optimize(
-        foreign.SerializeToString(), tmp_path / "o.onnx", capsedge.OptimizeOptions(measure=0)
-    )
+    report = capsedge.optimize(foreign.SerializeToString(), tmp_path / "o.onnx", measure=0)
     assert any("Sigmoid written exactly" in note for note in report.notes)
     assert_close(run(onnx.load(tmp_path / "o.onnx")), share, 0)

@@ -113,9 +113,7 @@ def test_every_value_of_an_export_has_a_shape(ops: str, tmp_path: Path) -> None:
             return lengths, (v * mask[..., None]).flatten(1)
 
     path = tmp_path / "own.onnx"
-    capsedge.export(
-        Indexed().eval(), path, example=torch.rand(1, 4), options=capsedge.ExportOptions(ops=ops)
-    )
+    capsedge.export(Indexed().eval(), path, example=torch.rand(1, 4), ops=ops)
     found = forecast(path, 3)
     assert found.operations > 0
     named = [layer.name for layer in found.layers]

@@ -112,7 +112,8 @@ def test_an_inverse_temperature_that_the_family_does_not_take(tmp_path: Path) ->
         capsedge.import_checkpoint(
             file,
             description=capsedge.Description(preprocessing={"height": 28, "width": 28}),
-            options=capsedge.ImportOptions(iterations=3, inverse_temperature=1.0),
+            iterations=3,
+            inverse_temperature=1.0,
         )
 
 

@@ -104,9 +104,7 @@ def test_the_decoder_of_its_author(family: str, tmp_path: Path) -> None:
     module = {
         "gram-ai": lambda: n.GramAi(True), "xifengguo": n.XifengGuo, "laubonghaudoi": n.Laubonghaudoi,
     }[family]().eval()  # fmt: skip
-    report = capsedge.import_checkpoint(
-        saved(module, tmp_path / "m.pt"), options=capsedge.ImportOptions(iterations=3)
-    )
+    report = capsedge.import_checkpoint(saved(module, tmp_path / "m.pt"), iterations=3)
     with torch.no_grad():
         poses = report.model(images()).poses
         found = report.model.reconstruct(poses)
@@ -210,13 +208,11 @@ def test_alternatives_that_are_better_on_data_are_named(tmp_path: Path) -> None:
     weights = saved(module, tmp_path / "m.pt")
     wrong = capsedge.import_checkpoint(
         weights,
-        options=capsedge.ImportOptions(
-            iterations=3, variant="channels", data=tmp_path / "data.npz"
-        ),
+        iterations=3,
+        variant="channels",
+        data=tmp_path / "data.npz",
     )
-    right = capsedge.import_checkpoint(
-        weights, options=capsedge.ImportOptions(iterations=3, data=tmp_path / "data.npz")
-    )
+    right = capsedge.import_checkpoint(weights, iterations=3, data=tmp_path / "data.npz")
     assert right.measured is not None
     assert wrong.measured is not None
     assert right.measured.accuracy == 1.0
@@ -245,7 +241,8 @@ primary_grouping = "pixels"
         description=capsedge.Description(
             preprocessing={"height": 28, "width": 28, "scale": 1 / 255}
         ),
-        options=capsedge.ImportOptions(key_map=tmp_path / "keys.toml", iterations=3),
+        key_map=tmp_path / "keys.toml",
+        iterations=3,
     )
     with torch.no_grad():
         wanted = module(images())
@@ -274,7 +271,7 @@ def test_what_the_file_cannot_tell_is_asked_for(missing: str, says: str, tmp_pat
         return capsedge.import_checkpoint(
             tmp_path / "m.pt",
             description=capsedge.Description(preprocessing=prep),
-            options=capsedge.ImportOptions(iterations=known.get("iterations")),
+            iterations=known.get("iterations"),
         )
 
     assert imported().origin.family == "textbook"
@@ -316,6 +313,6 @@ def test_the_preprocessing_that_is_stated(tmp_path: Path) -> None:
         report = capsedge.import_checkpoint(
             path,
             description=capsedge.Description(preprocessing=given),
-            options=capsedge.ImportOptions(iterations=3),
+            iterations=3,
         )
         assert report.model.config.preprocessing == wanted

@@ -38,9 +38,7 @@ def test_the_function_of_its_author(case: str, tmp_path: Path) -> None:
     scoring, yaw, variant = CASES[case]
     module = network(scoring, yaw)
     file = saved(module, tmp_path / "m.pth", epoch=3)
-    report = capsedge.import_checkpoint(
-        file, tmp_path / "c.safetensors", capsedge.ImportOptions(variant=variant)
-    )
+    report = capsedge.import_checkpoint(file, tmp_path / "c.safetensors", variant=variant)
     assert report.origin.family == "fsanet"
     outputs = report.model.config.outputs
     assert outputs is not None
@@ -65,13 +63,13 @@ def test_the_variant_is_asked_for(tmp_path: Path) -> None:
         capsedge.import_checkpoint(
             file,
             description=capsedge.Description(task="single-label"),
-            options=capsedge.ImportOptions(variant="omasaht"),
+            variant="omasaht",
         )
     with pytest.raises(UsageError, match="64x64"):
         capsedge.import_checkpoint(
             file,
             description=capsedge.Description(preprocessing={"height": 128, "width": 128}),
-            options=capsedge.ImportOptions(variant="omasaht"),
+            variant="omasaht",
         )
 
 
@@ -91,34 +89,26 @@ def test_another_range_is_noticed(
     against = f"{tmp_path / 'author.py'}:build"
     file = saved(module, tmp_path / "m.pth")
     if variant == "omasaht":
-        report = capsedge.import_checkpoint(
-            file, options=capsedge.ImportOptions(variant=variant, reference_code=against)
-        )
+        report = capsedge.import_checkpoint(file, variant=variant, reference_code=against)
         assert report.comparison is not None
         assert report.comparison.flips == 0
     else:
         with pytest.raises(ParityError):
-            capsedge.import_checkpoint(
-                file, options=capsedge.ImportOptions(variant=variant, reference_code=against)
-            )
+            capsedge.import_checkpoint(file, variant=variant, reference_code=against)
 
 
 def test_diverged_weights_are_refused(tmp_path: Path) -> None:
     module = network("variance", 99.0)
     module.fgsm.fc.bias.data[0] = torch.nan  # type: ignore[union-attr, operator]
     with pytest.raises(ArtefactError, match="diverged"):
-        capsedge.import_checkpoint(
-            saved(module, tmp_path / "m.pth"), options=capsedge.ImportOptions(variant="omasaht")
-        )
+        capsedge.import_checkpoint(saved(module, tmp_path / "m.pth"), variant="omasaht")
 
 
 @pytest.mark.slow
 def test_export_and_infer_in_degrees(tmp_path: Path) -> None:
     """An image's colours reach the network in its author's order."""
     module = network("variance", 99.0)
-    report = capsedge.import_checkpoint(
-        saved(module, tmp_path / "m.pth"), options=capsedge.ImportOptions(variant="omasaht")
-    )
+    report = capsedge.import_checkpoint(saved(module, tmp_path / "m.pth"), variant="omasaht")
     capsedge.export(report.model, tmp_path / "m.onnx")
     pixels = np.random.default_rng(3).integers(0, 256, (64, 64, 3)).astype(np.uint8)
     values = capsedge.load(tmp_path / "m.onnx").predict(pixels)[0].values
@@ -153,9 +143,7 @@ def test_an_ensemble_of_its_authors_networks(together: bool, tmp_path: Path) -> 
     if together:
         whole = nn.ModuleDict({f"net{k}": m for k, m in enumerate(members)})
         files = [saved(whole, tmp_path / "all.pth")]
-    report = capsedge.import_checkpoint(
-        files, tmp_path / "c.safetensors", capsedge.ImportOptions(variant="omasaht")
-    )
+    report = capsedge.import_checkpoint(files, tmp_path / "c.safetensors", variant="omasaht")
     assert report.origin.family == "fsanet-ensemble"
     assert report.origin.file == ", ".join(f.name for f in files)
     assert len(report.origin.file_sha256.split(", ")) == len(files)
@@ -172,13 +160,13 @@ def test_networks_that_make_no_ensemble(tmp_path: Path) -> None:
     other.esp_s1.shift_fc = nn.Linear(4, 2)
     files = [saved(m, tmp_path / f"{k}.pth") for k, m in enumerate((one, other))]
     with pytest.raises(UnsupportedModelError):
-        capsedge.import_checkpoint(files, options=capsedge.ImportOptions(variant="omasaht"))
+        capsedge.import_checkpoint(files, variant="omasaht")
     narrow = fsanet.FsaNet()
     narrow.caps_layer.affine_w = nn.Parameter(0.3 * torch.randn(3, 12, 16, 64))
     narrow.fgsm.fc = nn.Linear(192, 20)
     files[1] = saved(narrow, tmp_path / "narrow.pth")
     with pytest.raises(UsageError, match="differ in primary_types: 7 and 4"):
-        capsedge.import_checkpoint(files, options=capsedge.ImportOptions(variant="omasaht"))
+        capsedge.import_checkpoint(files, variant="omasaht")
     with pytest.raises(UsageError, match="No file"):
         capsedge.import_checkpoint([])
 
@@ -207,18 +195,16 @@ def test_an_ensemble_beside_its_authors_code(
     )
     report = capsedge.import_checkpoint(
         files,
-        options=capsedge.ImportOptions(
-            variant="omasaht", reference_code=f"{tmp_path / 'author.py'}:both"
-        ),
+        variant="omasaht",
+        reference_code=f"{tmp_path / 'author.py'}:both",
     )
     assert report.comparison is not None
     assert report.comparison.passed
     with pytest.raises(ParityError):
         capsedge.import_checkpoint(
             files,
-            options=capsedge.ImportOptions(
-                variant="omasaht", reference_code=f"{tmp_path / 'author.py'}:twice"
-            ),
+            variant="omasaht",
+            reference_code=f"{tmp_path / 'author.py'}:twice",
         )
 
 

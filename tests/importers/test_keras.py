@@ -131,9 +131,7 @@ def test_weights_that_do_not_fit_their_configuration(tmp_path: Path) -> None:
 def test_capsnet_keras(first: int, tmp_path: Path) -> None:
     """Its decoder's layers are counted from wherever the session began."""
     weights = k.capsnet_weights(rng(), first)
-    report = capsedge.import_checkpoint(
-        k.write(tmp_path / "m.h5", weights), options=capsedge.ImportOptions(iterations=3)
-    )
+    report = capsedge.import_checkpoint(k.write(tmp_path / "m.h5", weights), iterations=3)
     assert report.origin.family == "xifengguo-keras"
     x = np.random.default_rng(8).random((4, 28, 28, 1))
     lengths, pictures = k.capsnet(x, weights)
@@ -142,7 +140,5 @@ def test_capsnet_keras(first: int, tmp_path: Path) -> None:
         images = torch.from_numpy(x.astype(np.float32).transpose(0, 3, 1, 2).copy())
         found = report.model.reconstruct(report.model(images).poses).numpy()
     assert np.abs(found.transpose(0, 1, 3, 4, 2) - pictures).max() <= 1e-5
-    other = capsedge.import_checkpoint(
-        tmp_path / "m.h5", options=capsedge.ImportOptions(iterations=2)
-    )
+    other = capsedge.import_checkpoint(tmp_path / "m.h5", iterations=2)
     assert np.abs(scores(other, x) - lengths).max() > 1e-4

@@ -145,10 +145,10 @@ def test_the_other_function_is_another(case: str, tmp_path: Path) -> None:
 def test_which_patches_is_asked(tmp_path: Path) -> None:
     file = saved(n.Yl1993(), tmp_path / "m.pt")
     with pytest.raises(UsageError, match=r"(?s)variant.*add_pathes.*--data.*--variant new\|old"):
-        capsedge.import_checkpoint(file, options=capsedge.ImportOptions(iterations=2))
+        capsedge.import_checkpoint(file, iterations=2)
     file = saved(n.Attention(mixed=True), tmp_path / "a.pt")
     with pytest.raises(UsageError, match=r"--family apple\|yaohungt"):
-        capsedge.import_checkpoint(file, options=capsedge.ImportOptions(iterations=2))
+        capsedge.import_checkpoint(file, iterations=2)
 
 
 @pytest.mark.parametrize("old", [False, True])
@@ -161,9 +161,7 @@ def test_data_tells_the_patches(old: bool, tmp_path: Path) -> None:
     assert len(np.unique(labels)) > 1
     np.savez(tmp_path / "d.npz", images=x.numpy().astype(np.uint8), labels=labels)
     file = saved(module, tmp_path / "m.pt")
-    report = capsedge.import_checkpoint(
-        file, options=capsedge.ImportOptions(iterations=2, data=tmp_path / "d.npz")
-    )
+    report = capsedge.import_checkpoint(file, iterations=2, data=tmp_path / "d.npz")
     assert any(f"variant '{'old' if old else 'new'}' by the data" in w for w in report.origin.notes)
     assert report.measured is not None
     assert report.measured.accuracy == 1.0
@@ -178,9 +176,7 @@ def test_data_tells_the_family(mixed: bool, tmp_path: Path) -> None:
     labels = scores(module, (x.permute(0, 3, 1, 2) / 255 - mean) / std).argmax(1).numpy()
     np.savez(tmp_path / "d.npz", images=x.numpy().astype(np.uint8), labels=labels)
     file = saved(module, tmp_path / "m.pt")
-    report = capsedge.import_checkpoint(
-        file, options=capsedge.ImportOptions(iterations=2, data=tmp_path / "d.npz")
-    )
+    report = capsedge.import_checkpoint(file, iterations=2, data=tmp_path / "d.npz")
     assert report.origin.family == ("apple" if mixed else "yaohungt")
 
 
@@ -193,9 +189,7 @@ def test_data_that_does_not_tell(tmp_path: Path) -> None:
     x = pixels((20, 28, 28)).numpy().astype(np.uint8)
     np.savez(tmp_path / "d.npz", images=x, labels=np.arange(20) % 10)
     with pytest.raises(UsageError, match="variant"):
-        capsedge.import_checkpoint(
-            file, options=capsedge.ImportOptions(iterations=2, data=tmp_path / "d.npz")
-        )
+        capsedge.import_checkpoint(file, iterations=2, data=tmp_path / "d.npz")
 
 
 @pytest.mark.parametrize("family", sorted(KERAS))

@@ -42,17 +42,13 @@ def test_errors_in_degrees_and_what_would_be_better(tmp_path: Path) -> None:
     module = fsanet.FsaNet("convolution", 99.0).eval()
     weights = saved(module, tmp_path / "m.pth")
     data = faces(tmp_path / "faces.npz", module, blue_first=True)
-    right = capsedge.import_checkpoint(
-        weights, options=capsedge.ImportOptions(variant="omasaht", data=data)
-    ).measured
+    right = capsedge.import_checkpoint(weights, variant="omasaht", data=data).measured
     assert right is not None
     assert right.accuracy is None
     assert set(right.errors) == {"yaw", "pitch", "roll"}
     assert max(right.errors.values()) < 1e-2
     assert not right.warnings
-    report = capsedge.import_checkpoint(
-        weights, options=capsedge.ImportOptions(variant="vietlinhtspt", data=data)
-    )
+    report = capsedge.import_checkpoint(weights, variant="vietlinhtspt", data=data)
     wrong = report.measured
     assert wrong is not None
     assert "--variant omasaht" in wrong.better
@@ -71,7 +67,7 @@ def test_data_decide_between_variants_of_a_regression(tmp_path: Path) -> None:
     module = fsanet.FsaNet("convolution", 99.0).eval()
     weights = saved(module, tmp_path / "m.pth")
     data = faces(tmp_path / "faces.npz", module, blue_first=True)
-    report = capsedge.import_checkpoint(weights, options=capsedge.ImportOptions(data=data))
+    report = capsedge.import_checkpoint(weights, data=data)
     assert report.model.config.preprocessing.order == "BGR"
     assert any("variant 'omasaht' by the data" in note for note in report.origin.notes)
 
@@ -82,7 +78,8 @@ def test_a_wrong_sign_is_noticed(tmp_path: Path) -> None:
     data = faces(tmp_path / "faces.npz", module, blue_first=True, turned=True)
     report = capsedge.import_checkpoint(
         saved(module, tmp_path / "m.pth"),
-        options=capsedge.ImportOptions(variant="omasaht", data=data),
+        variant="omasaht",
+        data=data,
     )
     assert report.measured is not None
     assert report.measured.useless == ("yaw", "pitch", "roll")
@@ -94,13 +91,11 @@ def test_a_network_that_averages_over_the_batch_is_measured_at_its_batch(tmp_pat
     module = networks.CedricChee().eval()
     x = torch.rand((60, 1, 28, 28), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        report = capsedge.import_checkpoint(
-            saved(module, tmp_path / "m.pt"), options=capsedge.ImportOptions(iterations=3)
-        )
+        report = capsedge.import_checkpoint(saved(module, tmp_path / "m.pt"), iterations=3)
         labels = torch.cat([report.model(one[None]).scores.argmax(1) for one in x]).numpy()
     np.savez(tmp_path / "d.npz", images=x.numpy(), labels=labels)
     found = capsedge.import_checkpoint(
-        tmp_path / "m.pt", options=capsedge.ImportOptions(iterations=3, data=tmp_path / "d.npz")
+        tmp_path / "m.pt", iterations=3, data=tmp_path / "d.npz"
     ).measured
     assert found is not None
     assert found.accuracy == 1.0
@@ -145,7 +140,8 @@ def test_code_that_draws_is_refused_with_its_line(few: None, tmp_path: Path) -> 
         capsedge.import_checkpoint(
             saved(networks.XifengGuo(3), tmp_path / "m.pt"),
             tmp_path / "c.safetensors",
-            capsedge.ImportOptions(iterations=3, reference_code=f"{tmp_path / 'author.py'}:build"),
+            iterations=3,
+            reference_code=f"{tmp_path / 'author.py'}:build",
         )
     assert "rand_like" in str(caught.value)
     assert not (tmp_path / "c.safetensors").exists()
@@ -159,9 +155,8 @@ def test_nan_of_the_authors_code_is_counted_and_named(few: None, tmp_path: Path)
     seen: list[tuple[int, int | None]] = []
     report = capsedge.import_checkpoint(
         saved(networks.XifengGuo(3), tmp_path / "m.pt"),
-        options=capsedge.ImportOptions(
-            iterations=3, reference_code=f"{tmp_path / 'author.py'}:build"
-        ),
+        iterations=3,
+        reference_code=f"{tmp_path / 'author.py'}:build",
         progress=lambda _, done=0, total=None: seen.append((done, total)),
     )
     found = report.comparison
@@ -211,8 +206,7 @@ def test_code_whose_weights_lack_a_tensor_is_refused(few: None, tmp_path: Path) 
     with pytest.raises(UnsupportedModelError, match=r"that m\.pt does not hold") as caught:
         capsedge.import_checkpoint(
             saved(networks.XifengGuo(3), tmp_path / "m.pt"),
-            options=capsedge.ImportOptions(
-                iterations=3, reference_code=f"{tmp_path / 'author.py'}:build"
-            ),
+            iterations=3,
+            reference_code=f"{tmp_path / 'author.py'}:build",
         )
     assert caught.value.details[0].startswith("offsets [5]")

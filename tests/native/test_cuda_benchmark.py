@@ -82,8 +82,7 @@ def test_int8_engines_have_a_file_of_their_own(tmp_path: Path) -> None:
     path = gpu_models.quantized(file, tmp_path, images)
     assert path == gpu_models.quantized(file, tmp_path, images)
     float_answers, answers = (
-        capsedge.load(name, capsedge.RuntimeOptions(ops="portable")).run(images.numpy())
-        for name in (file, path)
+        capsedge.load(name, ops="portable").run(images.numpy()) for name in (file, path)
     )
     found = gpu_models.compared(answers, float_answers, 0.5)
     assert 0 < found["difference"] < 0.5

@@ -58,7 +58,7 @@ def test_it_says_what_really_runs(tmp_path: Path, extra: list[str], ops: str) ->
     from tests.exporters.nets import network
 
     path = tmp_path / "network.onnx"
-    capsedge.export(network("attention"), path, capsedge.ExportOptions(extra_outputs=extra))
+    capsedge.export(network("attention"), path, extra_outputs=extra)
     assert capsedge.load(path).backend.ops == ops
     assert Session(path).describe().ops.decode() == ops
     assert Session(path, ops="portable").describe().ops == b"portable"
@@ -66,7 +66,7 @@ def test_it_says_what_really_runs(tmp_path: Path, extra: list[str], ops: str) ->
 
 @pytest.mark.parametrize("ops", ["auto", "portable"])
 def test_zoo_models_give_the_bits_of_python(zoo_model: Path, ops: str) -> None:
-    python = capsedge.load(zoo_model, capsedge.RuntimeOptions(threads=1, ops=ops))
+    python = capsedge.load(zoo_model, threads=1, ops=ops)
     native = Session(zoo_model, ops=ops)
     assert native.describe().ops.decode() == python.backend.ops
     rng = np.random.default_rng(0)
@@ -87,7 +87,7 @@ def test_zoo_models_give_the_bits_of_python(zoo_model: Path, ops: str) -> None:
 
 def test_more_images_than_one_run_takes() -> None:
     python, native = (
-        capsedge.load(default_model(), capsedge.RuntimeOptions(threads=1)),
+        capsedge.load(default_model(), threads=1),
         Session(default_model()),
     )
     rng = np.random.default_rng(2)
@@ -108,7 +108,7 @@ def test_fewer_outputs_are_computed_alike() -> None:
     images = [read_image(path) for path in SAMPLES[:2]]
     same(
         part.predict(images),
-        capsedge.load(default_model(), capsedge.RuntimeOptions(threads=1)).predict(images),
+        capsedge.load(default_model(), threads=1).predict(images),
     )
 
 
@@ -459,7 +459,7 @@ def test_models_of_every_kind_predict_as_python_does(tmp_path: Path) -> None:
     ):
         path = save(model, tmp_path / f"{number}.onnx")
         python, native = (
-            capsedge.load(path, capsedge.RuntimeOptions(threads=1, ops=ops)),
+            capsedge.load(path, threads=1, ops=ops),
             Session(path, ops=ops),
         )
         for options in ({}, {"top_k": 3}, {"threshold": 0.2}):
@@ -479,7 +479,7 @@ def test_what_python_refuses_to_load(tmp_path: Path) -> None:
         with pytest.raises(Failed, match=message):
             Session(path, ops=ops)
         with pytest.raises(CapsedgeError):
-            capsedge.load(path, capsedge.RuntimeOptions(ops=ops))
+            capsedge.load(path, ops=ops)
 
 
 def test_files_of_other_tools_run_and_do_not_predict(tmp_path: Path) -> None:

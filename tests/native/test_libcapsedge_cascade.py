@@ -18,9 +18,7 @@ from .libcapsedge import ARTEFACT, Failed, Session
 @pytest.fixture(scope="module")
 def cascade(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     small, large = pair(tmp_path_factory.mktemp("cascade"))
-    return capsedge.cascade(
-        small, large, options=capsedge.CascadeOptions(min_agreement=0.98), data=pixels(400)
-    ).model
+    return capsedge.cascade(small, large, min_agreement=0.98, data=pixels(400)).model
 
 
 def test_the_same_images_and_bits(cascade: bytes):

@@ -25,7 +25,7 @@ POSES = RNG.uniform(-0.4, 0.4, (67, 10, 16)).astype(np.float32)
 
 @pytest.fixture(scope="module")
 def python() -> capsedge.Session:
-    return capsedge.load(default_model(), capsedge.RuntimeOptions(threads=1))
+    return capsedge.load(default_model(), threads=1)
 
 
 @pytest.fixture(scope="module")
@@ -56,11 +56,9 @@ def test_poses_of_single_classes(python: capsedge.Session, native: Session):
 def test_other_precisions(tmp_path: Path, precision: str):
     path = tmp_path / "smaller.onnx"
     images = RNG.integers(0, 256, (12, 28, 28)).astype(np.uint8)
-    made = capsedge.quantize(
-        default_model(), options=capsedge.QuantizeOptions(precision=precision), calib_data=images
-    )
+    made = capsedge.quantize(default_model(), precision=precision, calib_data=images)
     path.write_bytes(made.model)
-    python, native = capsedge.load(path, capsedge.RuntimeOptions(threads=1)), Session(path)
+    python, native = capsedge.load(path, threads=1), Session(path)
     assert native.decode(POSES[:3]).tobytes() == python.decode(POSES[:3]).tobytes()
     found = python.predict(images)
     poses = np.stack([each.poses for each in found])
@@ -102,8 +100,8 @@ def test_a_trace_has_the_bits_of_python(tmp_path: Path):
     from tests.exporters.nets import network
 
     path = tmp_path / "traced.onnx"
-    capsedge.export(network("em"), path, capsedge.ExportOptions(extra_outputs=["trace"]))
-    python, native = capsedge.load(path, capsedge.RuntimeOptions(threads=1)), Session(path)
+    capsedge.export(network("em"), path, extra_outputs=["trace"])
+    python, native = capsedge.load(path, threads=1), Session(path)
     images = RNG.random((2, 1, 10, 10)).astype(np.float32)
     wanted, found = python.run(images), native.run({"images": images})
     assert set(found) == set(wanted)

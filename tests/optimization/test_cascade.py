@@ -24,6 +24,7 @@ from capsedge.datasets.division import divided, rule_of
 from capsedge.exporters.tensorrt.lowering import check
 from capsedge.optimization.cascade import CascadeReport
 from capsedge.optimization.cascade_graph import EscalationRule, Pair, join
+from capsedge.optimization.cascade_options import CascadeOptions
 from capsedge.runtime.cascade_metadata import CASCADE_KEY
 from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.load import load_bytes
@@ -52,7 +53,7 @@ def report(place: Path) -> CascadeReport:
         place / "small.onnx",
         place / "large.onnx",
         place / "pair.onnx",
-        capsedge.CascadeOptions(min_agreement=0.98),
+        min_agreement=0.98,
         data=place / "data",
     )
 
@@ -188,9 +189,7 @@ def test_nan_is_escalated():
 def test_several_labels(tmp_path: Path):
     """In rule is a score near the threshold."""
     names = pair(tmp_path, noise=0.2, properties=metadata(task="multi-label").to_properties())
-    made = capsedge.cascade(
-        *names, options=capsedge.CascadeOptions(min_agreement=0.9, max_share=1), data=IMAGES
-    )
+    made = capsedge.cascade(*names, min_agreement=0.9, max_share=1, data=IMAGES)
     assert made.cascade.score is None
     found = load_bytes(made.model).run(images := _prepared(60))
     assert made.cascade.margin > 0
@@ -204,9 +203,7 @@ def test_several_labels(tmp_path: Path):
 def test_a_fixed_batch(tmp_path: Path):
     small = written(tmp_path, "small.onnx", noisy(capsule_model(batch=4)))
     large = written(tmp_path, "large.onnx", capsule_model())
-    made = capsedge.cascade(
-        small, large, options=capsedge.CascadeOptions(min_agreement=0.98), data=IMAGES
-    )
+    made = capsedge.cascade(small, large, min_agreement=0.98, data=IMAGES)
     session = load_bytes(made.model)
     assert session.backend.batches.fixed == 4
     assert len(session.predict(IMAGES[:6])) == 6
@@ -220,9 +217,7 @@ def test_another_preparation_becomes_part_of_the_graph(tmp_path: Path):
     other = Preprocessing(SIDE, SIDE, 1, scale=1 / 128, mean=(0.5,), std=(0.25,))
     small = noisy(capsule_model(properties=metadata(preprocessing=other).to_properties()))
     names = written(tmp_path, "small.onnx", small), written(tmp_path, "l.onnx", capsule_model())
-    made = capsedge.cascade(
-        *names, options=capsedge.CascadeOptions(min_agreement=0, max_share=1), data=IMAGES
-    )
+    made = capsedge.cascade(*names, min_agreement=0, max_share=1, data=IMAGES)
     session = load_bytes(made.model)
     assert session.metadata is not None
     assert session.metadata.preprocessing == metadata().preprocessing
@@ -236,17 +231,11 @@ def test_outputs_that_both_have(tmp_path: Path):
     """A decoder that one of them lacks is left out, with all that only it needs."""
     small = written(tmp_path, "s.onnx", noisy(capsule_model(reconstruction=True)))
     large = written(tmp_path, "l.onnx", capsule_model())
-    made = capsedge.cascade(
-        small, large, options=capsedge.CascadeOptions(min_agreement=0.98), data=IMAGES
-    )
+    made = capsedge.cascade(small, large, min_agreement=0.98, data=IMAGES)
     assert any("'reconstruction' is left out" in w for w in made.warnings)
     assert b"halves" not in made.model
     with_it = written(tmp_path, "l2.onnx", capsule_model(reconstruction=True))
-    both = load_bytes(
-        capsedge.cascade(
-            small, with_it, options=capsedge.CascadeOptions(min_agreement=0.98), data=IMAGES
-        ).model
-    )
+    both = load_bytes(capsedge.cascade(small, with_it, min_agreement=0.98, data=IMAGES).model)
     assert both.reconstruct(IMAGES[:5]).shape == (5, 3, 1, SIDE, SIDE)
 
 
@@ -255,9 +244,7 @@ def test_poses_of_other_sizes_are_left_out(tmp_path: Path, monkeypatch: pytest.M
         patch.setattr("tests.runtime.models.POSE", 6)
         small = noisy(capsule_model())
     names = written(tmp_path, "s.onnx", small), written(tmp_path, "l.onnx", capsule_model())
-    made = capsedge.cascade(
-        *names, options=capsedge.CascadeOptions(min_agreement=0.98), data=IMAGES
-    )
+    made = capsedge.cascade(*names, min_agreement=0.98, data=IMAGES)
     session = load_bytes(made.model)
     assert session.roles.poses is None
     assert session.metadata is not None
@@ -321,9 +308,7 @@ def test_the_gate(place: Path, tmp_path: Path):
     assert 0.3 < error.value.report.cascade.share < 0.5
     assert not error.value.report.passed
     assert not (tmp_path / "p.onnx").exists()
-    both = capsedge.cascade(
-        useless, place / "large.onnx", options=capsedge.CascadeOptions(max_share=1), data=IMAGES
-    )
+    both = capsedge.cascade(useless, place / "large.onnx", max_share=1, data=IMAGES)
     assert both.cascade.share > 0.9
     assert both.passed
     same = capsedge.cascade(place / "large.onnx", place / "large.onnx", data=IMAGES)
@@ -339,7 +324,7 @@ def test_the_test_split_is_not_read(place: Path, report: CascadeReport, tmp_path
     made = capsedge.cascade(
         place / "small.onnx",
         place / "large.onnx",
-        options=capsedge.CascadeOptions(min_agreement=0.98),
+        min_agreement=0.98,
         data=tmp_path / "data",
     )
     same = dataclasses.replace(made.cascade, cost=report.cascade.cost)
@@ -356,12 +341,8 @@ def test_augmented_copies_make_it_more_cautious(report: CascadeReport):
 def test_no_more_is_spent_than_allowed(tmp_path: Path):
     """Where copies demand more than the limit allows, the limit holds, and a warning says so."""
     names = pair(tmp_path, noise=0.1)
-    free = capsedge.cascade(
-        *names, options=capsedge.CascadeOptions(min_agreement=0.92), data=IMAGES
-    )
-    limited = capsedge.cascade(
-        *names, options=capsedge.CascadeOptions(min_agreement=0.92, max_share=0.1), data=IMAGES
-    )
+    free = capsedge.cascade(*names, min_agreement=0.92, data=IMAGES)
+    limited = capsedge.cascade(*names, min_agreement=0.92, max_share=0.1, data=IMAGES)
     assert limited.cascade.share < free.cascade.share
     assert limited.cascade.margin <= free.cascade.margin
     assert not any("demand" in w for w in free.warnings)
@@ -429,7 +410,7 @@ def test_it_is_measured_on_what_neither_network_was_trained_on(tmp_path: Path):
         onnx.save(model, path)
     both = int(held[0].occurs_in(held[1]).sum())
     files = tmp_path / "small.onnx", tmp_path / "large.onnx"
-    options = capsedge.CascadeOptions(min_agreement=0.5)
+    options = CascadeOptions(min_agreement=0.5)
     made = capsedge.cascade(*files, None, options, data=tmp_path / "one.npz")
     measured = made.cascade.images
     assert made.calibration_images + measured == both < len(held[0])

@@ -30,14 +30,12 @@ def made(tmp_path_factory: pytest.TempPathFactory, pictures: np.ndarray) -> Path
     folder = tmp_path_factory.mktemp("zoo")
     small, large = zoo_model("digits-em"), zoo_model("digits-dynamic")
     quantized = folder / "small.int8.onnx"
-    capsedge.quantize(
-        small, quantized, capsedge.QuantizeOptions(max_drop=100), calib_data=pictures[:200]
-    )
+    capsedge.quantize(small, quantized, max_drop=100, calib_data=pictures[:200])
     capsedge.cascade(
         quantized,
         large,
         folder / "pair.onnx",
-        capsedge.CascadeOptions(min_agreement=0.95),
+        min_agreement=0.95,
         data=pictures,
     )
     return folder / "pair.onnx"
@@ -57,10 +55,7 @@ def test_it_verifies_against_the_large_network(made: Path, pictures: np.ndarray,
 
 def test_both_kinds_of_operators_decide_alike(made: Path):
     files = sorted((ROOT / "capsedge/zoo/samples").glob("digit-*.png"))
-    found = [
-        capsedge.load(made, capsedge.RuntimeOptions(ops=ops)).predict(files)
-        for ops in ("auto", "portable")
-    ]
+    found = [capsedge.load(made, ops=ops).predict(files) for ops in ("auto", "portable")]
     for one, other in zip(*found, strict=True):
         assert (one.label, one.escalated) == (other.label, other.escalated)
         np.testing.assert_allclose(one.scores, other.scores, atol=1e-4)
@@ -69,13 +64,11 @@ def test_both_kinds_of_operators_decide_alike(made: Path):
 def test_couplings_that_both_have(pictures: np.ndarray, tmp_path: Path):
     """Routing in standard operators is found in the branch too."""
     model = load_checkpoint(zoo_checkpoint("digits-dynamic"))
-    capsedge.export(
-        model, tmp_path / "with.onnx", capsedge.ExportOptions(extra_outputs=["couplings"])
-    )
+    capsedge.export(model, tmp_path / "with.onnx", extra_outputs=["couplings"])
     made = capsedge.cascade(
         tmp_path / "with.onnx",
         tmp_path / "with.onnx",
-        options=capsedge.CascadeOptions(min_agreement=0.95),
+        min_agreement=0.95,
         data=pictures,
     )
     both, alone = load_bytes(made.model), capsedge.load(tmp_path / "with.onnx")

@@ -70,9 +70,7 @@ def pruned(
     **options: Any,
 ) -> capsedge.PruningReport:
     """`capsedge.prune` with its options as keywords."""
-    return capsedge.prune(
-        checkpoint, output, capsedge.PruneOptions(**options), data=data, round_done=round_done
-    )
+    return capsedge.prune(checkpoint, output, **options, data=data, round_done=round_done)
 
 
 def invoke(*arguments: object) -> Result:
@@ -106,9 +104,7 @@ def test_a_target_is_reached_and_every_step_works_on_the_result(
     assert origin is not None
     assert origin.parent == checkpoint.name
     assert origin.units == report.units
-    exported = capsedge.export(
-        model, tmp_path / "small.onnx", capsedge.ExportOptions(checkpoint_sha256=sha256(small))
-    )
+    exported = capsedge.export(model, tmp_path / "small.onnx", checkpoint_sha256=sha256(small))
     assert exported.passed
     certificate = capsedge.verify(small, tmp_path / "small.onnx", data=data)
     certificate.check()
@@ -116,7 +112,7 @@ def test_a_target_is_reached_and_every_step_works_on_the_result(
     quantized = capsedge.quantize(
         tmp_path / "small.onnx",
         tmp_path / "small.int8.onnx",
-        capsedge.QuantizeOptions(max_drop=5),
+        max_drop=5,
         calib_data=data,
     )
     assert quantized.size < exported.size

@@ -50,9 +50,9 @@ def difference(found: dict[str, NDArray[Any]], wanted: dict[str, NDArray[Any]]) 
 
 def checks(name: str, path: Path) -> Iterator[tuple[str, Any]]:
     """What was found for a model, by name; a word that begins with "wrong" is a failure."""
-    cpu = capsedge.load(path, capsedge.RuntimeOptions(ops="portable"))
+    cpu = capsedge.load(path, ops="portable")
     try:
-        gpu = capsedge.load(path, capsedge.RuntimeOptions(device="cuda"))
+        gpu = capsedge.load(path, device="cuda")
     except CapsedgeError as error:
         yield "refused", " ".join(str(error).replace(str(path), path.name).splitlines())
         return

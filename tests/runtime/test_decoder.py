@@ -24,7 +24,7 @@ ZOO = default_model()
 
 @pytest.fixture(scope="module")
 def digits() -> capsedge.Session:
-    return capsedge.load("digits-dynamic", capsedge.RuntimeOptions(threads=1))
+    return capsedge.load("digits-dynamic", threads=1)
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def test_more_poses_than_one_run_takes(digits, poses):
 
 
 def test_from_several_threads():
-    session = capsedge.load("digits-dynamic", capsedge.RuntimeOptions(threads=1))
+    session = capsedge.load("digits-dynamic", threads=1)
     poses = np.full((1, 10, 16), 0.1, np.float32)
     found: list[np.ndarray] = []
     threads = [

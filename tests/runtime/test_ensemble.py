@@ -170,7 +170,7 @@ def test_fixed_batches(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("threads", [1, 3, 4, 5])
 def test_threads_are_shared(pair: list[Path], threads: int) -> None:
-    with capsedge.load(pair, capsedge.RuntimeOptions(threads=threads)) as ensemble:
+    with capsedge.load(pair, threads=threads) as ensemble:
         assert ensemble.together == (threads >= 2 * loading.SIDE_BY_SIDE)
         counts = [member.backend.threads for member in ensemble.members]
         assert (sum(counts) if ensemble.together else counts[0]) == threads
@@ -248,7 +248,7 @@ def test_other_methods_of_a_session_are_those_of_the_members(pair: list[Path]) -
 
 
 def test_it_ends_with_its_block(pair: list[Path]) -> None:
-    with capsedge.load(pair, capsedge.RuntimeOptions(threads=8)) as ensemble:
+    with capsedge.load(pair, threads=8) as ensemble:
         assert repr(ensemble).startswith(
             "<Ensemble of 2: mean length, run side by side\n  a.onnx + b"
         )

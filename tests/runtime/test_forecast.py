@@ -24,7 +24,7 @@ ZOO = ROOT / "capsedge/zoo"
 
 
 def measured(path: Path, batch: int) -> int | None:
-    session = capsedge.load(path, capsedge.RuntimeOptions(threads=1))
+    session = capsedge.load(path, threads=1)
     sizes = (int(d) for d in session.inputs[0].shape[1:])
     x = np.zeros((batch, *sizes), np.float32)
     assert isinstance(session.backend, ProfiledBackend)

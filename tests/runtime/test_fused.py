@@ -26,7 +26,7 @@ def test_library_runs_and_agrees_with_the_bodies(tmp_path: Path):
     path = save(capsule_model(), tmp_path / "a.onnx")
     fused, portable = (
         capsedge.load(path),
-        capsedge.load(path, capsedge.RuntimeOptions(ops="portable")),
+        capsedge.load(path, ops="portable"),
     )
     assert (fused.backend.ops, portable.backend.ops) == ("fused", "portable")
     x = np.random.default_rng(0).random((5, 1, SIDE, SIDE), np.float32)
@@ -40,7 +40,7 @@ def test_bodies_are_not_needed(tmp_path: Path):
     """A file without function bodies can only run in the library: so the library really runs."""
     session = capsedge.load(
         save(capsule_model(function=False), tmp_path / "a.onnx"),
-        capsedge.RuntimeOptions(ops="fused"),
+        ops="fused",
     )
     assert session.backend.ops == "fused"
     assert session.predict(np.full((SIDE, SIDE), 255, np.uint8))[0].score == pytest.approx(16 / 17)
@@ -88,5 +88,5 @@ def test_routing_in_standard_operators_is_not_called_fused(exported: Exports, fa
         path = exported(network(family), **options).path
         session = capsedge.load(path)
         assert session.backend.ops == ops
-        again = capsedge.load(path, capsedge.RuntimeOptions(ops=ops_argument(session)))
+        again = capsedge.load(path, ops=ops_argument(session))
         assert again.backend.ops == ops

@@ -22,7 +22,7 @@ def test_the_largest_values_stay_finite(name: str) -> None:
     assert path is not None
     largest = np.nextafter(np.float32(2**32), np.float32(0))
     for ops in ("portable", "fused"):
-        with capsedge.load(path, capsedge.RuntimeOptions(threads=1, ops=ops)) as session:
+        with capsedge.load(path, threads=1, ops=ops) as session:
             shape = (1, *session.inputs[0].shape[1:])
             signs = np.random.default_rng(0).choice(np.float32([-1, 1]), shape)
             one = np.zeros_like(signs)

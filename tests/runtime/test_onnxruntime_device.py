@@ -20,6 +20,7 @@ from capsedge.runtime.backends.onnxruntime_session import CPU, CUDA, NO_FALLBACK
 from capsedge.runtime.profiling.compare_models import _ways
 from capsedge.runtime.profiling.profile import backend_version
 from capsedge.runtime.profiling.worker import graphs_argument
+from capsedge.runtime.runtime_options import RuntimeOptions
 from tests.runtime.models import SIDE, capsule_model, save
 from tests.tensorrt.fixtures import ByDlpack, OnGpu, cudart, gpu, on_gpu
 
@@ -113,7 +114,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def opened(model: Path, **options: Any) -> capsedge.Session:
-    return capsedge.load(model, capsedge.RuntimeOptions(device="cuda", **options))
+    return capsedge.load(model, device="cuda", **options)
 
 
 def values(array: Any) -> np.ndarray:
@@ -145,8 +146,8 @@ def test_graphs_can_be_required_and_switched_off(model: Path, ran: Ran) -> None:
         assert len(ran.sessions) == 3  # opened at once
         assert "CUDA graphs" in repr(session._summary())
     with pytest.raises(UsageError, match="graphs is True on the CPU"):
-        capsedge.load(model, capsedge.RuntimeOptions(graphs=True))
-    capsedge.load(model, capsedge.RuntimeOptions(graphs=False)).close()
+        capsedge.load(model, graphs=True)
+    capsedge.load(model, graphs=False).close()
 
 
 def test_a_file_that_cannot_be_captured(model: Path, ran: Ran) -> None:
@@ -306,9 +307,9 @@ def test_infer_says_why_there_are_no_graphs(
 ) -> None:
     ran.refuses = "control flow"
     with opened(model) as session:
-        _log_graphs(session, capsedge.RuntimeOptions())
+        _log_graphs(session, RuntimeOptions())
         session.run(IMAGES)
         session.run(IMAGES)
-        _log_graphs(session, capsedge.RuntimeOptions())
-        _log_graphs(session, capsedge.RuntimeOptions(graphs=False))
+        _log_graphs(session, RuntimeOptions())
+        _log_graphs(session, RuntimeOptions(graphs=False))
     assert capsys.readouterr().err == "m.onnx ran without CUDA graphs: control flow\n"

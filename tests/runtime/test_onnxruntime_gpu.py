@@ -36,17 +36,15 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def test_fp32_is_not_tf32(tmp_path: Path, asked: list[Any]) -> None:
     """The CUDA provider would use it, where the GPU has it."""
-    capsedge.load(
-        save(capsule_model(), tmp_path / "m.onnx"), capsedge.RuntimeOptions(device="cuda")
-    ).close()
+    capsedge.load(save(capsule_model(), tmp_path / "m.onnx"), device="cuda").close()
     assert asked == [(CUDA, {"device_id": "0", "use_tf32": "0"})]
 
 
 def test_it_runs_without_the_cuda_runtime(tmp_path: Path, asked: list[Any]) -> None:
     """ONNX Runtime brings what it needs; a failure is that of the file, and the next call runs."""
     path = save(capsule_model(), tmp_path / "m.onnx")
-    wanted = capsedge.load(path, capsedge.RuntimeOptions(ops="portable"))
-    found = capsedge.load(path, capsedge.RuntimeOptions(device="cuda"))
+    wanted = capsedge.load(path, ops="portable")
+    found = capsedge.load(path, device="cuda")
     assert found.backend.gpu == 0
     name, shape = wanted.inputs[0].name, [2, *wanted.inputs[0].shape[1:]]
     images = np.random.default_rng(0).random(shape).astype(np.float32)

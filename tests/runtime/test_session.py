@@ -232,14 +232,12 @@ def test_reconstruct_without_decoder(model: Path):
 
 def test_threads_do_not_change_the_answer(model: Path):
     x = np.random.default_rng(0).random((3, 1, SIDE, SIDE), np.float32)
-    one, two = (
-        capsedge.load(model, capsedge.RuntimeOptions(threads=n)).run(x)["lengths"] for n in (1, 2)
-    )
+    one, two = (capsedge.load(model, threads=n).run(x)["lengths"] for n in (1, 2))
     np.testing.assert_allclose(one, two, atol=1e-6)
 
 
 def test_concurrent_runs(model: Path):
-    session = capsedge.load(model, capsedge.RuntimeOptions(threads=1))
+    session = capsedge.load(model, threads=1)
     failures: list[str] = []
 
     def work(image: np.ndarray, wanted: str) -> None:
@@ -262,14 +260,14 @@ def test_concurrent_runs(model: Path):
 
 def test_bodies_run_without_a_library(model: Path):
     for ops in ("auto", "portable"):
-        session = capsedge.load(model, capsedge.RuntimeOptions(ops=ops))
+        session = capsedge.load(model, ops=ops)
         assert session.backend.ops == "portable"
         assert session.predict(LEFT)[0].label == "left"
 
 
 def test_fused_without_a_library(model: Path):
     with pytest.raises(EnvironmentProblem, match=r"operator library(.|\n)*compiler"):
-        capsedge.load(model, capsedge.RuntimeOptions(ops="fused"))
+        capsedge.load(model, ops="fused")
 
 
 def test_file_without_capsedge_nodes_is_portable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -277,14 +275,14 @@ def test_file_without_capsedge_nodes_is_portable(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(native_library, "find_library", lambda: tmp_path / "unused.so")
     assert capsedge.load(path).backend.ops == "portable"
     with pytest.raises(UsageError, match="no capsedge nodes"):
-        capsedge.load(path, capsedge.RuntimeOptions(ops="fused"))
+        capsedge.load(path, ops="fused")
 
 
 def test_nodes_without_bodies_need_the_library(tmp_path: Path):
     path = save(capsule_model(function=False), tmp_path / "f.onnx")
     for ops in ("auto", "portable"):
         with pytest.raises(EnvironmentProblem, match=r"Squash nodes have no function body"):
-            capsedge.load(path, capsedge.RuntimeOptions(ops=ops))
+            capsedge.load(path, ops=ops)
 
 
 def test_library_that_does_not_load(
@@ -295,8 +293,8 @@ def test_library_that_does_not_load(
     monkeypatch.setattr(native_library, "find_library", lambda: library)
     for ops in ("auto", "fused"):
         with pytest.raises(EnvironmentProblem, match=r"cannot be loaded(.|\n)*--ops portable"):
-            capsedge.load(model, capsedge.RuntimeOptions(ops=ops))
-    assert capsedge.load(model, capsedge.RuntimeOptions(ops="portable")).backend.ops == "portable"
+            capsedge.load(model, ops=ops)
+    assert capsedge.load(model, ops="portable").backend.ops == "portable"
     assert capfd.readouterr() == ("", "")
 
 
@@ -327,12 +325,12 @@ def test_find_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize("arguments", [{"ops": "fast"}, {"threads": 0}, {"threads": 10**6}])
 def test_wrong_arguments(model: Path, arguments: dict[str, object]):
     with pytest.raises(UsageError, match=str(next(iter(arguments.values())))):
-        capsedge.load(model, capsedge.RuntimeOptions(**arguments))  # type: ignore[arg-type]
+        capsedge.load(model, **arguments)  # type: ignore[arg-type]
 
 
 def test_other_devices_are_refused(model: Path):
     with pytest.raises(EnvironmentProblem, match="CUDAExecutionProvider"):
-        capsedge.load(model, capsedge.RuntimeOptions(device="cuda"))
+        capsedge.load(model, device="cuda")
 
 
 def test_engines_without_metadata_are_refused(tmp_path: Path):

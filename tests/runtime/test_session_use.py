@@ -130,7 +130,7 @@ def test_a_closed_session(session: capsedge.Session) -> None:
         lambda: session.run(x),
         lambda: list(session.run_batches(x)),
         lambda: session.run_on_device({"images": x}),
-        lambda: capsedge.profile(session, capsedge.ProfileOptions(duration=0.01)),
+        lambda: capsedge.profile(session, duration=0.01),
         session.__enter__,
     ):
         with pytest.raises(UsageError, match=r"is closed(.|\n)*capsedge.load"):

@@ -144,9 +144,10 @@ def test_a_profile(tmp_path: Path) -> None:
     with capsedge.load(save(capsule_model(), tmp_path / "net.onnx")) as session:
         report = capsedge.profile(
             session,
-            capsedge.ProfileOptions(
-                batch=(1, 2, 3, 4), duration=0.01, startup=False, operators=False
-            ),
+            batch=(1, 2, 3, 4),
+            duration=0.01,
+            startup=False,
+            operators=False,
         )
     assert len(repr(report).splitlines()) == 3
     assert repr(report).endswith("and 2 more runs>")

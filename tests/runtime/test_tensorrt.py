@@ -42,7 +42,7 @@ def test_devices() -> None:
 )
 def test_providers_that_do_not_fit_the_device(model: Path, provider: str, device: str) -> None:
     with pytest.raises(UsageError, match="provider"):
-        capsedge.load(model, capsedge.RuntimeOptions(device=device, provider=provider))
+        capsedge.load(model, device=device, provider=provider)
 
 
 def test_chains() -> None:
@@ -66,13 +66,13 @@ def test_a_missing_provider_is_no_reason_to_use_the_cpu(model: Path, provider: s
     if name in onnxruntime.get_available_providers():
         pytest.skip(f"this ONNX Runtime has {name}")
     with pytest.raises(EnvironmentProblem, match=name) as caught:
-        capsedge.load(model, capsedge.RuntimeOptions(device="cuda", provider=provider))
+        capsedge.load(model, device="cuda", provider=provider)
     assert "capsedge[gpu]" in caught.value.fix
 
 
 def test_cpu_kernels_are_never_registered_on_a_gpu(model: Path) -> None:
     with pytest.raises(UsageError, match="kernels for the CPU"):
-        capsedge.load(model, capsedge.RuntimeOptions(device="cuda", ops="fused"))
+        capsedge.load(model, device="cuda", ops="fused")
 
 
 def test_nodes_on_the_cpu_are_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +107,7 @@ def test_a_provider_that_does_not_start_is_an_error(
         lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"],
     )
     with pytest.raises(EnvironmentProblem, match="CUDAExecutionProvider did not start"):
-        capsedge.load(model, capsedge.RuntimeOptions(device="cuda"))
+        capsedge.load(model, device="cuda")
 
 
 def test_engines_take_no_options_of_onnx_runtime(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_engines_take_no_options_of_onnx_runtime(tmp_path: Path) -> None:
     engine.write_bytes(b"x")
     for options in ({"device": "cpu"}, {"ops": "fused"}, {"provider": "cuda"}):
         with pytest.raises(UsageError, match="is a TensorRT engine"):
-            capsedge.load(engine, capsedge.RuntimeOptions(**options))  # type: ignore[arg-type]
+            capsedge.load(engine, **options)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="no such file"):
         capsedge.load(tmp_path / "none.engine")
 

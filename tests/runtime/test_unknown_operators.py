@@ -99,7 +99,7 @@ def test_files_without_bodies_are_refused(operator: str, ops: str, tmp_path: Pat
     path = tmp_path / "later.onnx"
     path.write_bytes(written(CASES[operator], bodies=False, rename=later))
     with pytest.raises(EnvironmentProblem) as refused:
-        capsedge.load(path, capsedge.RuntimeOptions(ops=ops))
+        capsedge.load(path, ops=ops)
     for word in (later(operator), LATER, capsedge.__version__, "pip install --upgrade"):
         assert word in str(refused.value)
     assert "Squash" not in str(refused.value)
@@ -128,7 +128,7 @@ def test_a_table_without_the_operator(
     assert operator not in operators.instance_counts([operator])
     with pytest.raises(EnvironmentProblem, match=f"(?s){operator}.*{LATER}"):
         capsedge.load(bare)
-    found = capsedge.load(full, capsedge.RuntimeOptions(ops="portable")).run(x)["v"]
+    found = capsedge.load(full, ops="portable").run(x)["v"]
     np.testing.assert_allclose(found, wanted, atol=2e-6, rtol=2e-5)
 
 

@@ -143,15 +143,13 @@ def _cascade(folder: Path, x: NDArray[np.float32]) -> None:
     files = [folder / name for name in ("dynamic-int8-ort-cpu.onnx", "em.onnx")]
     small, large = map(onnx.load, files)
     both = {name: name for name in ("lengths", "poses")}
-    scores = np.sort(
-        capsedge.load(files[0], capsedge.RuntimeOptions(threads=1)).run(x)["lengths"], axis=1
-    )
+    scores = np.sort(capsedge.load(files[0], threads=1).run(x)["lengths"], axis=1)
     margins = np.sort(scores[:, -1] - scores[:, -2])
     between = float(margins[:2].mean())  # one image of the batch is escalated
     model = join(small, large, Pair(both, "lengths"), EscalationRule(between))
     path = folder / "cascade.onnx"
     path.write_bytes(model.SerializeToString())
-    found = capsedge.load(path, capsedge.RuntimeOptions(ops="portable", threads=1)).run(x)
+    found = capsedge.load(path, ops="portable", threads=1).run(x)
     _wanted(path, x, {n: v.astype(np.float32) for n, v in found.items()}, REDUCED)
 
 
@@ -172,5 +170,5 @@ def _reduced(path: Path, x: NDArray[np.float32]) -> None:
     for kind, model in made.items():
         file = path.with_name(f"{path.stem}-{kind}.onnx")
         file.write_bytes(model.SerializeToString())
-        session = capsedge.load(file, capsedge.RuntimeOptions(ops="portable", threads=1))
+        session = capsedge.load(file, ops="portable", threads=1)
         _wanted(file, x, session.run(x.astype(session.inputs[0].dtype)), REDUCED)

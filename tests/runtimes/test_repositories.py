@@ -21,9 +21,7 @@ from tests.runtimes.test_runtimes import place_of
 @pytest.mark.parametrize("version", onnxruntime_session.TESTED_VERSIONS)
 def test_every_model_runs_its_warm_up(version: str, tmp_path: Path) -> None:
     place = place_of(version)
-    capsedge.deploy_triton(
-        MODELS, tmp_path / "r", capsedge.TritonOptions(mount=str(tmp_path / "r"))
-    )
+    capsedge.deploy_triton(MODELS, tmp_path / "r", mount=str(tmp_path / "r"))
     done = subprocess.run(
         [sys.executable, "-m", "tests.serving.deploy.served", str(tmp_path / "r")],
         cwd=ROOT,

@@ -38,7 +38,7 @@ def _excess(found: Arrays, wanted: Arrays, tolerance: float) -> float:
 
 
 def _python(path: Path, ops: str, x: np.ndarray) -> Arrays:
-    session = capsedge.load(path, capsedge.RuntimeOptions(threads=1, ops=ops))
+    session = capsedge.load(path, threads=1, ops=ops)
     return session.run(x.astype(session.inputs[0].dtype))
 
 

@@ -82,7 +82,7 @@ async def running(
 ) -> AsyncIterator[Running]:
     """A server of a model in one version or several; it is stopped at the end."""
     path = save(_double(), folder / "double.onnx")
-    with capsedge.load(path, capsedge.RuntimeOptions(threads=1)) as session:
+    with capsedge.load(path, threads=1) as session:
         served = tuple(
             ServedSession("double", version, str(path), session, BatchSize(1))
             for version in versions or ("1",)

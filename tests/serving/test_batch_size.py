@@ -43,7 +43,7 @@ def test_it_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     counted: dict[int, int] = {}
     monkeypatch.setattr(served_models, "_seconds", seconds)
     monkeypatch.setattr(served_models, "_SECONDS", 0.0)
-    with capsedge.load(EM, capsedge.RuntimeOptions(threads=1)) as session:
+    with capsedge.load(EM, threads=1) as session:
         found = measure_size(session)
     # 32 images would take 0.138 seconds.
     assert counted == {1: 4, 2: 4, 4: 4, 8: 4, 16: 4, 32: 1}
@@ -52,7 +52,7 @@ def test_it_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_real_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(served_models, "_SECONDS", 0.05)
-    with capsedge.load(EM, capsedge.RuntimeOptions(threads=1)) as session:
+    with capsedge.load(EM, threads=1) as session:
         found = measure_size(session)
     assert found.images in served_models.SIZES
     assert found.gain is not None
@@ -63,9 +63,9 @@ def test_models_whose_requests_stay_apart(tmp_path: Path) -> None:
     fixed = save(capsule_model(batch=4), tmp_path / "fixed.onnx")
     other = save(foreign_model({"y": [3]}), tmp_path / "other.onnx")
     for path in (fixed, other):
-        with capsedge.load(path, capsedge.RuntimeOptions(threads=1)) as session:
+        with capsedge.load(path, threads=1) as session:
             assert not can_batch(session)
             assert measure_size(session) == fixed_size(session, 8) == BatchSize(1)
-    with capsedge.load(EM, capsedge.RuntimeOptions(threads=1)) as session:
+    with capsedge.load(EM, threads=1) as session:
         assert can_batch(session)
         assert fixed_size(session, 8) == BatchSize(8)

@@ -23,7 +23,7 @@ from tests.runtime.test_table_indices import WRONG, given, table_file
 @pytest.fixture
 def model(tmp_path: Path) -> Iterator[Model]:
     path = table_file(tmp_path / "m.onnx")
-    with capsedge.load(path, capsedge.RuntimeOptions(threads=1)) as session:
+    with capsedge.load(path, threads=1) as session:
         yield Model(session, "histories", "", 1, 8, 0.0)
 
 

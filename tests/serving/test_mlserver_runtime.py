@@ -64,7 +64,7 @@ def test_requests_of_mlserver() -> None:
 
     answer, wrong = asyncio.run(run())
     assert isinstance(wrong, InferenceError)
-    with capsedge.load(DIGITS, capsedge.RuntimeOptions(threads=1)) as session:
+    with capsedge.load(DIGITS, threads=1) as session:
         lengths = session.run(array)["lengths"]
     assert (answer.id, [o.name for o in answer.outputs]) == ("mine", ["lengths"])
     np.testing.assert_allclose(answer.outputs[0].data.root, lengths.ravel(), rtol=1e-4, atol=1e-6)

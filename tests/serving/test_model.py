@@ -24,7 +24,7 @@ WAIT = 0.3  # seconds that a batch waits, so that all requests of a test are in 
 
 @pytest.fixture(scope="module")
 def session() -> Iterator[capsedge.Session]:
-    with capsedge.load(DIGITS, capsedge.RuntimeOptions(threads=1)) as loaded:
+    with capsedge.load(DIGITS, threads=1) as loaded:
         yield loaded
 
 

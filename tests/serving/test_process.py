@@ -59,7 +59,7 @@ def test_requests_that_run_are_answered_before_it_ends() -> None:
             pass
         assert server.end() == 143
         client.join()
-    with capsedge.load(DIGITS, capsedge.RuntimeOptions(threads=1)) as session:
+    with capsedge.load(DIGITS, threads=1) as session:
         wanted = [found["lengths"] for _, found in session.run_batches(given)]
     np.testing.assert_array_equal(answers[0]["lengths"], np.concatenate(wanted))
 
@@ -148,7 +148,7 @@ def test_versions_of_a_name() -> None:
         assert models == {"1": str(DIGITS), "2": str(em)}
         given = {"images": images(1, 1, 28, 28)}
         for version, path in (("1", DIGITS), ("2", em), ("", em)):  # the newest is the default
-            with capsedge.load(path, capsedge.RuntimeOptions(threads=1)) as session:
+            with capsedge.load(path, threads=1) as session:
                 wanted = session.run(given)["poses"]
             for ask in (ask_http, ask_grpc):
                 found = ask(server, "digits", given, ["poses"], model_version=version)
@@ -167,7 +167,7 @@ def test_a_batch_keeps_answers_apart() -> None:
             found = list(clients.map(lambda k: _one_of_a_batch(server, k, given[k]), range(48)))
         counted = get(server.metrics)[1]
     assert 'capsedge_batch_images_count{model="digits-dynamic",version="1"}' in counted
-    with capsedge.load(DIGITS, capsedge.RuntimeOptions(threads=1)) as session:
+    with capsedge.load(DIGITS, threads=1) as session:
         for number, answer in enumerate(found):
             if answer is None:
                 continue

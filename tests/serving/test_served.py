@@ -36,7 +36,7 @@ def same(found: dict[str, NDArray[Any]], wanted: dict[str, NDArray[Any]]) -> Non
 @pytest.mark.parametrize("count", [1, 3])
 def test_digits(ask: Ask, count: int, server: Server, files: dict[str, Path]) -> None:
     given = images(count, 1, 28, 28)
-    with capsedge.load(files["digits"], capsedge.RuntimeOptions(threads=1)) as session:
+    with capsedge.load(files["digits"], threads=1) as session:
         same(ask(server, "digits", {"images": given}), session.run(given))
 
 
@@ -46,7 +46,7 @@ def test_a_fixed_batch_takes_any_number(
     ask: Ask, count: int, server: Server, files: dict[str, Path]
 ) -> None:
     given = images(count, 1, 8, 8)
-    with capsedge.load(files["fixed"], capsedge.RuntimeOptions(threads=1)) as session:
+    with capsedge.load(files["fixed"], threads=1) as session:
         parts = [found for _, found in session.run_batches(given)]
     wanted = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     same(ask(server, "fixed", {"images": given}), wanted)
@@ -55,7 +55,7 @@ def test_a_fixed_batch_takes_any_number(
 @ASKS
 def test_a_regression(ask: Ask, server: Server, files: dict[str, Path]) -> None:
     given = images(2, 1, 8, 8)
-    with capsedge.load(files["angles"], capsedge.RuntimeOptions(threads=1)) as session:
+    with capsedge.load(files["angles"], threads=1) as session:
         wanted = session.run(given)
     same(ask(server, "angles", {"images": given}), wanted)
     same(ask(server, "angles", {"images": given}, ["tilt"]), {"tilt": wanted["tilt"]})
@@ -71,14 +71,14 @@ def test_several_inputs_of_other_types(ask: Ask, server: Server) -> None:
 @ASKS
 def test_a_cascade(ask: Ask, server: Server, files: dict[str, Path]) -> None:
     given = images(5, 1, 8, 8)
-    with capsedge.load(files["cascade"], capsedge.RuntimeOptions(threads=1)) as session:
+    with capsedge.load(files["cascade"], threads=1) as session:
         wanted = session.run(given)
     assert wanted["escalated"].dtype == bool
     same(ask(server, "cascade", {"images": given}), wanted)
 
 
 def test_images_over_grpc(server: Server, files: dict[str, Path]) -> None:
-    with capsedge.load(files["digits"], capsedge.RuntimeOptions(threads=1)) as session:
+    with capsedge.load(files["digits"], threads=1) as session:
         wanted = session.run(session.prepare(IMAGE)[None])
         turned = session.run(session.prepare(IMAGE, invert=True)[None])
     given = {"images": np.array([IMAGE], object)}
@@ -102,7 +102,7 @@ def test_images_in_json_and_their_predictions(server: Server, files: dict[str, P
     )
     assert (status, answer["id"], answer["model_name"]) == (200, "mine", "digits")
     assert [output["name"] for output in answer["outputs"]] == ["lengths"]
-    with capsedge.load(files["digits"], capsedge.RuntimeOptions(threads=1)) as session:
+    with capsedge.load(files["digits"], threads=1) as session:
         wanted = [p.to_dict() for p in session.predict([IMAGE, IMAGE], threshold=0.5)]
     assert json.loads(answer["parameters"]["predictions"]) == wanted
     assert wanted[0]["labels"][0]["label"] == "7"
@@ -113,7 +113,7 @@ def test_a_small_answer_where_top_k_is_asked_for(server: Server, files: dict[str
     infer = f"{server.rest}/v2/models/digits/infer"
     status, answer = post(infer, request(IMAGE, parameters={"top_k": 2}))
     assert (status, answer["outputs"]) == (200, [])
-    with capsedge.load(files["digits"], capsedge.RuntimeOptions(threads=1)) as session:
+    with capsedge.load(files["digits"], threads=1) as session:
         wanted = session.predict(IMAGE, top_k=2)[0].to_dict()
     del wanted["scores"]
     assert json.loads(answer["parameters"]["predictions"]) == [wanted]
@@ -130,7 +130,7 @@ def test_predictions_of_other_models(name: str, server: Server, files: dict[str,
         request(IMAGE, parameters={"predictions": True}, outputs=[]),
     )
     assert status == 200, answer
-    with capsedge.load(files[name], capsedge.RuntimeOptions(threads=1)) as session:
+    with capsedge.load(files[name], threads=1) as session:
         wanted = [p.to_dict() for p in session.predict(IMAGE)]
     assert json.loads(answer["parameters"]["predictions"]) == wanted
 
@@ -385,7 +385,7 @@ def test_requests_at_the_same_time_get_their_own_answers(
     server: Server, files: dict[str, Path]
 ) -> None:
     given = [images(1 + k % 3, 1, 28, 28, seed=k) for k in range(40)]
-    with capsedge.load(files["digits"], capsedge.RuntimeOptions(threads=1)) as session:
+    with capsedge.load(files["digits"], threads=1) as session:
         wanted = [session.run(array) for array in given]
 
     def ask(number: int) -> dict[str, NDArray[Any]]:

@@ -21,9 +21,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-import capsedge
 from capsedge.options import declared
 from capsedge.serving.deploy.server_model import parse_model_names
+from capsedge.serving.serve_options import ServeOptions
 from tests.conftest import ROOT
 from tests.serving.in_process import ask, get, running
 from tests.serving.running import SECONDS
@@ -49,7 +49,7 @@ def instruction(name: str) -> str:
 
 def check_serve(words: list[str]) -> dict[str, str]:
     """The options of a `capsedge serve`, each of which exists, with models that it takes."""
-    known = {name: one.name for one in declared(capsedge.ServeOptions) for name in one.option.names}
+    known = {name: one.name for one in declared(ServeOptions) for name in one.option.names}
     options, models = dict[str, str](), []
     rest = iter(words)
     for word in rest:
@@ -58,7 +58,7 @@ def check_serve(words: list[str]) -> dict[str, str]:
         else:
             models.append(word)
     parse_model_names(models)
-    capsedge.ServeOptions(
+    ServeOptions(
         port=int(options["port"]), host=options["host"], stop_timeout=float(options["stop_timeout"])
     )
     return options

@@ -194,7 +194,7 @@ def test_another_gpu(make: Any, wanted: Any, gpu: Any) -> None:
     """All of an engine is on its own GPU, and the caller keeps its choice."""
     path = make(batch=(1, 2, 4)).path
     gpu.fake_set(2, 87, 0, ANY_AMOUNT)
-    session = capsedge.load(path, capsedge.RuntimeOptions(device="cuda:1"))
+    session = capsedge.load(path, device="cuda:1")
     images = on_gpu(gpu, IMAGES[:2])
     for arrays in (images, ByDlpack(images)):
         with pytest.raises(UsageError, match="'images' is on GPU 0"):

@@ -318,7 +318,7 @@ def test_threads_share_a_few_contexts(make: Any, model: Path, gpu: Any) -> None:
     path = make(batch=(1, 2, 4)).path
     wanted = capsedge.load(model).run(IMAGES)["lengths"]
     fake.RECORDED.clear()
-    session = capsedge.load(path, capsedge.RuntimeOptions(contexts=2))
+    session = capsedge.load(path, contexts=2)
     started = threading.Barrier(16)
 
     def work(k: int) -> bool:
@@ -331,9 +331,9 @@ def test_threads_share_a_few_contexts(make: Any, model: Path, gpu: Any) -> None:
     assert 1 <= fake.RECORDED["contexts"] <= 2
     assert gpu.fake_count(2) <= 2
     with pytest.raises(UsageError, match="contexts 0"):
-        capsedge.load(path, capsedge.RuntimeOptions(contexts=0))
+        capsedge.load(path, contexts=0)
     with pytest.raises(UsageError, match="Only TensorRT engines have contexts"):
-        capsedge.load(model, capsedge.RuntimeOptions(contexts=2))
+        capsedge.load(model, contexts=2)
 
 
 def test_wrong_batches(make: Any) -> None:

@@ -71,7 +71,7 @@ def test_engines_have_the_layers_of_the_file(make: Any, mode: str) -> None:
     built = make(model=default_model(), plugin=mode, batch=(1, 2, 4))
     ops = "portable" if mode == "native" else "fused"
     file = profile(
-        capsedge.load(default_model(), capsedge.RuntimeOptions(ops=ops)),
+        capsedge.load(default_model(), ops=ops),
         ProfileOptions(duration=0.1, startup=False),
     )
     wanted = {row.name for row in file.runs[0].layers}

@@ -63,14 +63,12 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     capsedge.export(Words(), paths["words"], example=(given["weights"], given["words"]))
     example = (torch.rand(2, 4, 3, 3), torch.rand(2, 5))
     capsedge.export(Pair(), paths["pair"], example=example)
-    capsedge.export(
-        Pair(), paths["fixed"], example=example, options=capsedge.ExportOptions(batch=3)
-    )
+    capsedge.export(Pair(), paths["fixed"], example=example, batch=3)
     return paths
 
 
 def test_random_values_and_hard_cases(files: dict[str, Path]) -> None:
-    made = capsedge.verify(Pair(), files["pair"], capsedge.VerifyOptions(limit=20))
+    made = capsedge.verify(Pair(), files["pair"], limit=20)
     assert made.passed, made.failures
     assert made.samples["images"] == 20
     kinds = {"normal", "zero", "tiny", "huge", "equal", "spike", "mixed"}

@@ -43,7 +43,7 @@ def _nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.thorough
 def test_a_folder_is_compared_with_pytorch(folder: Path) -> None:
     compiler()
-    certificate = capsedge.verify(None, folder, capsedge.VerifyOptions(made_from=FILE, limit=8))
+    certificate = capsedge.verify(None, folder, made_from=FILE, limit=8)
     assert certificate.passed, certificate.failures
     assert [link.kind for link in certificate.chain] == ["checkpoint", "onnx", "c"]
     made = certificate.chain[-1]
@@ -68,7 +68,7 @@ def test_wrong_results_fail(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
         return {**files, name: changed.encode()}, description
 
     monkeypatch.setattr(compiled_c, "generate", doubled)
-    certificate = capsedge.verify(None, folder, capsedge.VerifyOptions(made_from=FILE, limit=8))
+    certificate = capsedge.verify(None, folder, made_from=FILE, limit=8)
     assert not certificate.passed
 
 
@@ -106,12 +106,12 @@ def test_what_does_not_go_together_is_refused(folder: Path, tmp_path: Path) -> N
     with pytest.raises(UsageError, match="is a folder"):
         capsedge.verify(zoo_checkpoint("digits-attention"), folder)
     with pytest.raises(ArtefactError, match="was not made from"):
-        capsedge.verify(None, folder, capsedge.VerifyOptions(made_from=zoo_model("digits-em")))
+        capsedge.verify(None, folder, made_from=zoo_model("digits-em"))
     with pytest.raises(UsageError, match="is not a folder of C"):
-        capsedge.verify(None, tmp_path, capsedge.VerifyOptions(made_from=FILE))
+        capsedge.verify(None, tmp_path, made_from=FILE)
     assert FILE is not None
     with pytest.raises(UsageError, match="is not a folder of C"):
-        capsedge.verify(None, FILE, capsedge.VerifyOptions(made_from=FILE))
+        capsedge.verify(None, FILE, made_from=FILE)
 
 
 def test_without_a_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

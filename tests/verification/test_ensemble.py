@@ -18,6 +18,7 @@ from capsedge.datasets.division import divided, rule_of
 from capsedge.errors import ArtefactError, ParityError, UsageError
 from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.training_split import TRAINING_SPLIT_KEY
+from capsedge.verification.verify_options import VerifyOptions
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +87,7 @@ def test_the_average_is_judged(pair, labelled: Path, tmp_path: Path) -> None:
     """Members whose numbers are not judged at all can still fail together."""
     checkpoints, files = pair
     wrong = [damaged(f, tmp_path / f.name) for f in files]
-    loose = capsedge.VerifyOptions(tolerance=(1e9, 1e9))
+    loose = VerifyOptions(tolerance=(1e9, 1e9))
     certificate = capsedge.verify_ensemble(checkpoints, wrong, loose, data=labelled)
     assert any(failure.startswith("The ensemble: ") for failure in certificate.failures)
     assert "<EnsembleCertificate FAILED" in repr(certificate)
@@ -101,7 +102,7 @@ def test_flips_name_the_image_and_the_classes(pair, tmp_path: Path, capsys) -> N
         (folder / str(label)).mkdir(parents=True)
         pixels = rng.integers(0, 256, (28, 28), np.uint8)
         Image.fromarray(pixels).save(folder / str(label) / "a.png")
-    loose = capsedge.VerifyOptions(tolerance=(1e9, 1e9))
+    loose = VerifyOptions(tolerance=(1e9, 1e9))
     certificate = capsedge.verify_ensemble(checkpoints, wrong, loose, data=folder)
     assert certificate.decisions is not None
     flips = certificate.decisions["flips_by_margin"]
@@ -142,19 +143,15 @@ def test_what_does_not_belong_together(pair, families) -> None:
     checkpoints, files = pair
     other = families["attention"]
     with pytest.raises(UsageError, match="No member"):
-        capsedge.verify_ensemble(
-            [*checkpoints, other.checkpoint], files, capsedge.VerifyOptions(limit=2)
-        )
+        capsedge.verify_ensemble([*checkpoints, other.checkpoint], files, limit=2)
     with pytest.raises(UsageError, match="not in the zoo"):
-        capsedge.verify_ensemble(checkpoints[:1], files, capsedge.VerifyOptions(limit=2))
+        capsedge.verify_ensemble(checkpoints[:1], files, limit=2)
     with pytest.raises(UsageError, match="1 references for 2 members"):
-        capsedge.verify_ensemble([families["em"].model], files, capsedge.VerifyOptions(limit=2))
+        capsedge.verify_ensemble([families["em"].model], files, limit=2)
     with pytest.raises(ArtefactError, match="not exported from"):
-        capsedge.verify_ensemble(
-            [checkpoints[1], families["em"].model], files, capsedge.VerifyOptions(limit=2)
-        )
+        capsedge.verify_ensemble([checkpoints[1], families["em"].model], files, limit=2)
     with pytest.raises(UsageError, match="kind of scores"):
-        capsedge.verify_ensemble(None, [files[0], other.onnx()], capsedge.VerifyOptions(limit=2))
+        capsedge.verify_ensemble(None, [files[0], other.onnx()], limit=2)
     with pytest.raises(UsageError, match="single file"):
         capsedge.verify_ensemble(None, files[0])  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="verify_ensemble"):
@@ -163,4 +160,4 @@ def test_what_does_not_belong_together(pair, families) -> None:
 
 def test_modules_in_order(pair, families) -> None:
     modules = [families["dynamic"].model, families["em"].model]
-    assert capsedge.verify_ensemble(modules, pair[1], capsedge.VerifyOptions(limit=2)).passed
+    assert capsedge.verify_ensemble(modules, pair[1], limit=2).passed

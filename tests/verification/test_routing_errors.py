@@ -66,9 +66,7 @@ def _faulty(exported, target, layer: str, value: str, factor: float = 1.02):
 @pytest.mark.parametrize(("routing", "layer", "iteration"), CASES)
 def test_names_layer_and_iteration(families, tmp_path, routing, layer, iteration) -> None:
     path = _faulty(families[routing], tmp_path / "f.onnx", layer, f"iter{iteration}_pose")
-    certificate = capsedge.verify(
-        families[routing].checkpoint, path, capsedge.VerifyOptions(limit=4, ops="portable")
-    )
+    certificate = capsedge.verify(families[routing].checkpoint, path, limit=4, ops="portable")
     assert not certificate.passed
     first = certificate.to_dict()["routing_errors"]["first"]
     assert (first["layer"], first["iteration"]) == (layer, iteration)
@@ -82,9 +80,7 @@ def test_routing_errors_say_what_the_verdict_says(families, tmp_path, routing) -
     verdicts = []
     for factor in (1.0, 1 + 3e-5, 1 + 2e-4, 1 + 3e-4, 1 + 1e-3, 1 + 1e-2):
         path = _faulty(families[routing], tmp_path / "f.onnx", "classes", "iter3_pose", factor)
-        certificate = capsedge.verify(
-            families[routing].checkpoint, path, capsedge.VerifyOptions(limit=2, ops="portable")
-        )
+        certificate = capsedge.verify(families[routing].checkpoint, path, limit=2, ops="portable")
         errors = certificate.to_dict()["routing_errors"]
         verdicts.append(certificate.passed)
         if certificate.passed:
@@ -103,7 +99,9 @@ def test_a_stated_tolerance_is_the_routing_errors_too(families) -> None:
     certificate = capsedge.verify(
         exported.checkpoint,
         exported.onnx(),
-        capsedge.VerifyOptions(limit=2, ops="portable", tolerance=(0, 0)),
+        limit=2,
+        ops="portable",
+        tolerance=(0, 0),
     )
     assert not certificate.passed
     assert certificate.to_dict()["routing_errors"]["first"] is not None
@@ -112,9 +110,9 @@ def test_a_stated_tolerance_is_the_routing_errors_too(families) -> None:
 @pytest.mark.parametrize(("routing", "layer"), [("dynamic", "classes"), ("em", "capsules.1")])
 def test_names_couplings(families, tmp_path, routing, layer) -> None:
     path = _faulty(families[routing], tmp_path / "f.onnx", layer, "iter2_couplings")
-    first = capsedge.verify(
-        families[routing].checkpoint, path, capsedge.VerifyOptions(limit=4, ops="portable")
-    ).to_dict()["routing_errors"]["first"]
+    first = capsedge.verify(families[routing].checkpoint, path, limit=4, ops="portable").to_dict()[
+        "routing_errors"
+    ]["first"]
     assert (first["layer"], first["iteration"]) == (layer, 2)
     assert "couplings" in first["columns"]
 
@@ -123,7 +121,7 @@ def test_attention_pass_of_the_schedule(families, tmp_path) -> None:
     """The last node of the class layer is its third pass, though its body knows only one."""
     path = _faulty(families["attention"], tmp_path / "f.onnx", "capsules.2", "iter1_pose")
     first = capsedge.verify(
-        families["attention"].checkpoint, path, capsedge.VerifyOptions(limit=4, ops="portable")
+        families["attention"].checkpoint, path, limit=4, ops="portable"
     ).to_dict()["routing_errors"]["first"]
     assert (first["layer"], first["iteration"]) == ("capsules.2", 3)
 
@@ -142,7 +140,7 @@ def test_first_pass_that_became_linear(families, tmp_path, number, layer) -> Non
     path = tmp_path / "f.onnx"
     onnx.save(model, path)
     first = capsedge.verify(
-        families["attention"].checkpoint, path, capsedge.VerifyOptions(limit=4, ops="portable")
+        families["attention"].checkpoint, path, limit=4, ops="portable"
     ).to_dict()["routing_errors"]["first"]
     assert (first["layer"], first["iteration"]) == (layer, 1)
 
@@ -154,9 +152,9 @@ def test_fault_in_the_stem_is_before_routing(families, tmp_path, routing) -> Non
     _disturb(model.graph.node, convolution.output[0], 1.02)
     path = tmp_path / "f.onnx"
     onnx.save(model, path)
-    errors = capsedge.verify(
-        families[routing].checkpoint, path, capsedge.VerifyOptions(limit=4, ops="portable")
-    ).to_dict()["routing_errors"]
+    errors = capsedge.verify(families[routing].checkpoint, path, limit=4, ops="portable").to_dict()[
+        "routing_errors"
+    ]
     assert errors["first"]["iteration"] == 0
     assert "before it" in errors["verdict"]
 
@@ -170,9 +168,9 @@ def test_portable_file(families, tmp_path, routing) -> None:
     _disturb(model.graph.node, values[-1], 1.02)
     path = tmp_path / "f.onnx"
     onnx.save(model, path)
-    first = capsedge.verify(
-        families[routing].checkpoint, path, capsedge.VerifyOptions(limit=4, ops="portable")
-    ).to_dict()["routing_errors"]["first"]
+    first = capsedge.verify(families[routing].checkpoint, path, limit=4, ops="portable").to_dict()[
+        "routing_errors"
+    ]["first"]
     assert (first["layer"], first["iteration"]) == ("classes", 2)
 
 
@@ -186,7 +184,7 @@ def test_right_files_are_within_tolerance(families, routing, ops) -> None:
     exported = families[routing]
     session = capsedge.load(
         exported.onnx(ops, **({} if ops == "portable" else {"extra_outputs": ("couplings",)})),
-        capsedge.RuntimeOptions(ops="portable"),
+        ops="portable",
     )
     reference = Reference(
         load_reference(exported.checkpoint, session.metadata), [p.name for p in session.outputs]
@@ -210,8 +208,8 @@ def test_without_rewrites(families, tmp_path) -> None:
     """Without the light cone the file routes where the output does not look, too."""
     exported = families["attention"]
     path = tmp_path / "plain.onnx"
-    capsedge.export(exported.model, path, capsedge.ExportOptions(no_rewrite=tuple(REWRITES)))
-    session = capsedge.load(path, capsedge.RuntimeOptions(ops="portable"))
+    capsedge.export(exported.model, path, no_rewrite=tuple(REWRITES))
+    session = capsedge.load(path, ops="portable")
     reference = Reference(exported.model, [p.name for p in session.outputs])
     images = np.random.default_rng(1).random((2, 1, 28, 28), np.float32)
     errors = measure_routing_errors(reference, session, images)
@@ -231,7 +229,7 @@ def test_fused_kernels_from_outside(families) -> None:
 
 def test_a_file_that_cannot_be_matched_says_so(families, tmp_path) -> None:
     exported = families["em"]
-    session = capsedge.load(exported.onnx(), capsedge.RuntimeOptions(ops="portable"))
+    session = capsedge.load(exported.onnx(), ops="portable")
     other = Reference(families["dynamic"].model, ["lengths", "poses"])
     errors = measure_routing_errors(other, session, np.zeros((1, 1, 28, 28), np.float32))
     assert not errors.rows
@@ -253,7 +251,7 @@ def test_a_file_of_another_network(families, exported, routing, field, told, ops
     config = model.config.replace(**{field: getattr(model.config, field) + 1})
     torch.manual_seed(3)
     other = exported(build(config).eval()).path
-    certificate = capsedge.verify(model, other, capsedge.VerifyOptions(limit=4, ops=ops))
+    certificate = capsedge.verify(model, other, limit=4, ops=ops)
     assert not certificate.passed
     assert told in certificate.to_dict()["routing_errors"]["verdict"]
 
@@ -290,9 +288,7 @@ def test_fused_layer_with_a_wrong_weight(families, tmp_path, layer) -> None:
     weight.CopyFrom(numpy_helper.from_array(wrong, weight.name))
     path = tmp_path / "f.onnx"
     onnx.save(model, path)
-    certificate = capsedge.verify(
-        exported.checkpoint, path, capsedge.VerifyOptions(limit=4, ops="fused")
-    )
+    certificate = capsedge.verify(exported.checkpoint, path, limit=4, ops="fused")
     errors = certificate.to_dict()["routing_errors"]
     assert (errors["first"]["layer"], errors["first"]["iteration"]) == (layer, 3)
     assert "Fused kernels" in errors["note"]

@@ -14,6 +14,7 @@ from onnx import helper, numpy_helper
 import capsedge
 from capsedge.errors import ArtefactError, ParityError, UnsupportedModelError, UsageError
 from capsedge.runtime.files.writing import sha256
+from capsedge.verification.verify_options import VerifyOptions
 
 ROUTINGS = ("dynamic", "em", "attention")
 
@@ -37,7 +38,7 @@ def test_equal_models_pass(families, routing: str, ops: str) -> None:
     certificate = capsedge.verify(
         exported.checkpoint,
         exported.onnx(ops),
-        capsedge.VerifyOptions(limit=8),
+        limit=8,
         progress=lambda *step: seen.append(step),
     )
     assert certificate.passed, certificate.failures
@@ -52,7 +53,7 @@ def test_equal_models_pass(families, routing: str, ops: str) -> None:
 
 def test_certificate_is_a_checked_chain(dynamic, tmp_path) -> None:
     path = dynamic.onnx(extra_outputs=("couplings",))
-    certificate = capsedge.verify(dynamic.checkpoint, path, capsedge.VerifyOptions(limit=4))
+    certificate = capsedge.verify(dynamic.checkpoint, path, limit=4)
     certificate.save(tmp_path / "c.json")
     document = json.loads((tmp_path / "c.json").read_text())
     first, second = document["chain"]
@@ -72,7 +73,7 @@ def test_file_is_not_changed(dynamic) -> None:
     path = dynamic.onnx()
     before = sha256(path)
     capsedge.verify(
-        dynamic.checkpoint, path, capsedge.VerifyOptions(limit=2, tolerance=(0, 0))
+        dynamic.checkpoint, path, limit=2, tolerance=(0, 0)
     )  # fails, so the routing is probed
     assert sha256(path) == before
 
@@ -80,7 +81,7 @@ def test_file_is_not_changed(dynamic) -> None:
 def test_another_weight_fails_and_names_the_outputs(dynamic, tmp_path) -> None:
     name = "model.classes.weight"
     wrong = _scaled_weight(dynamic.onnx(), tmp_path / "w.onnx", name, 1.01)
-    certificate = capsedge.verify(dynamic.checkpoint, wrong, capsedge.VerifyOptions(limit=4))
+    certificate = capsedge.verify(dynamic.checkpoint, wrong, limit=4)
     assert certificate.verdict == "FAILED"
     assert any(f.startswith("lengths") for f in certificate.failures)
     with pytest.raises(ParityError, match="lengths"):
@@ -96,9 +97,7 @@ def test_flips_are_found_and_counted(dynamic, tmp_path) -> None:
             tensor.CopyFrom(numpy_helper.from_array(swapped, tensor.name))
     path = tmp_path / "flipped.onnx"
     onnx.save(model, path)
-    certificate = capsedge.verify(
-        dynamic.checkpoint, path, capsedge.VerifyOptions(limit=20, tolerance=(1e9, 0))
-    )
+    certificate = capsedge.verify(dynamic.checkpoint, path, limit=20, tolerance=(1e9, 0))
     decisions = certificate.to_dict()["samples"]["decisions"]
     assert decisions["flips"] >= 15
     assert decisions["agreement"] <= 0.25
@@ -109,7 +108,9 @@ def test_flips_are_found_and_counted(dynamic, tmp_path) -> None:
     assert capsedge.verify(
         dynamic.checkpoint,
         path,
-        capsedge.VerifyOptions(limit=4, min_agreement=0, tolerance=(1e9, 0)),
+        limit=4,
+        min_agreement=0,
+        tolerance=(1e9, 0),
     ).passed
 
 
@@ -124,13 +125,14 @@ def test_a_file_that_draws_is_refused_with_the_node(dynamic, tmp_path) -> None:
         capsedge.verify(
             dynamic.checkpoint,
             tmp_path / "drawn.onnx",
-            capsedge.VerifyOptions(limit=2, tolerance=(1e9, 0)),
+            limit=2,
+            tolerance=(1e9, 0),
         )
 
 
 def test_nan_fails(dynamic, tmp_path) -> None:
     wrong = _scaled_weight(dynamic.onnx(), tmp_path / "n.onnx", "model.classes.weight", 1e37)
-    certificate = capsedge.verify(dynamic.checkpoint, wrong, capsedge.VerifyOptions(limit=4))
+    certificate = capsedge.verify(dynamic.checkpoint, wrong, limit=4)
     assert any("NaN or infinite" in f for f in certificate.failures)
     json.dumps(certificate.to_dict(), allow_nan=False)
 
@@ -140,32 +142,28 @@ def test_nan_weights_are_named(dynamic, tmp_path) -> None:
     with pytest.raises(
         ArtefactError, match=r"model\.classes\.weight \[.*: 46080 of 46080, the first"
     ):
-        capsedge.verify(dynamic.checkpoint, wrong, capsedge.VerifyOptions(limit=4))
+        capsedge.verify(dynamic.checkpoint, wrong, limit=4)
 
 
 def test_other_checkpoint_is_refused(families) -> None:
     with pytest.raises(ArtefactError, match="not exported from"):
-        capsedge.verify(
-            families["em"].checkpoint, families["dynamic"].onnx(), capsedge.VerifyOptions(limit=2)
-        )
+        capsedge.verify(families["em"].checkpoint, families["dynamic"].onnx(), limit=2)
 
 
 def test_file_without_a_known_checkpoint(dynamic) -> None:
     with pytest.raises(UsageError, match="Pass the checkpoint"):
-        capsedge.verify(None, dynamic.onnx(), capsedge.VerifyOptions(limit=2))
+        capsedge.verify(None, dynamic.onnx(), limit=2)
 
 
 def test_reference_has_the_iterations_of_the_file(families) -> None:
     exported = families["em"]
-    assert capsedge.verify(
-        exported.checkpoint, exported.onnx(iterations=2), capsedge.VerifyOptions(limit=4)
-    ).passed
+    assert capsedge.verify(exported.checkpoint, exported.onnx(iterations=2), limit=4).passed
 
 
 def test_module_in_memory_is_left_as_it_is(dynamic) -> None:
     module = dynamic.model.train()
     try:
-        certificate = capsedge.verify(module, dynamic.onnx(), capsedge.VerifyOptions(limit=2))
+        certificate = capsedge.verify(module, dynamic.onnx(), limit=2)
         assert certificate.passed
         assert module.training
         assert certificate.chain[0].kind == "module"
@@ -189,17 +187,17 @@ def test_module_of_ones_own(tmp_path) -> None:
     module = Own().eval()
     path = tmp_path / "own.onnx"
     capsedge.export(module, path, example=torch.rand(2, 2, 12, 12))
-    certificate = capsedge.verify(module, path, capsedge.VerifyOptions(limit=3))
+    certificate = capsedge.verify(module, path, limit=3)
     assert certificate.passed, certificate.failures
     assert certificate.to_dict()["samples"]["decisions"] is None
     with torch.no_grad():
         module.conv.weight.mul_(1.5)
-    assert not capsedge.verify(module, path, capsedge.VerifyOptions(limit=3)).passed
+    assert not capsedge.verify(module, path, limit=3).passed
 
 
 def test_fixed_batch_and_a_rest(dynamic) -> None:
     path = dynamic.onnx(batch=3)
-    certificate = capsedge.verify(dynamic.checkpoint, path, capsedge.VerifyOptions(limit=4))
+    certificate = capsedge.verify(dynamic.checkpoint, path, limit=4)
     assert certificate.passed, certificate.failures
     assert certificate.to_dict()["samples"]["images"] == 4
 
@@ -232,7 +230,7 @@ def test_accuracy_where_labels_are(dynamic, tmp_path) -> None:
 )
 def test_bad_arguments(dynamic, options: dict) -> None:
     with pytest.raises(UsageError):
-        capsedge.verify(dynamic.checkpoint, dynamic.onnx(), capsedge.VerifyOptions(**options))
+        capsedge.verify(dynamic.checkpoint, dynamic.onnx(), **options)
 
 
 def test_data_that_does_not_exist(dynamic) -> None:
@@ -241,7 +239,7 @@ def test_data_that_does_not_exist(dynamic) -> None:
 
 
 def test_a_tolerance_of_one_output_leaves_the_others(dynamic) -> None:
-    options = capsedge.VerifyOptions(limit=2, tolerance={"poses": (1e-3, 0.0)})
+    options = VerifyOptions(limit=2, tolerance={"poses": (1e-3, 0.0)})
     stated = capsedge.verify(dynamic.checkpoint, dynamic.onnx(), options).limits["tolerances"]
     assert stated["poses"] == {"atol": 1e-3, "rtol": 0.0}
     assert stated["lengths"] == {"atol": 1e-5, "rtol": 0.0}
@@ -304,7 +302,7 @@ def angles(tmp_path_factory):
 
 def test_a_regression_has_errors_in_its_units(angles) -> None:
     module, path = angles
-    certificate = capsedge.verify(module, path, capsedge.VerifyOptions(limit=12))
+    certificate = capsedge.verify(module, path, limit=12)
     assert certificate.passed, certificate.failures
     document = certificate.to_dict()
     assert document["samples"]["decisions"] is None

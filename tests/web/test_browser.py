@@ -100,7 +100,7 @@ def test_the_zoo_on_all_samples(compiled: Path, name: str) -> None:
     )
     assert one["isolated"]
     assert (one["provider"], one["fallback"], one["file"]) == ("wasm", None, path.name)
-    python = capsedge.load(path, capsedge.RuntimeOptions(threads=1))
+    python = capsedge.load(path, threads=1)
     for sample, found in zip(SAMPLES, one["found"], strict=True):
         wanted = python.predict(sample, top_k=3)[0]
         assert [each["label"] for each in found["ranking"]] == [each.name for each in wanted.labels]

@@ -58,7 +58,7 @@ def test_the_zoo_on_all_samples(web: Package, name: str, invert: bool) -> None:
     path = zoo_model(name)
     assert path is not None
     python, session = (
-        capsedge.load(path, capsedge.RuntimeOptions(threads=1)),
+        capsedge.load(path, threads=1),
         web.load(path.read_bytes()),
     )
     blank, noise = (
@@ -185,9 +185,9 @@ def test_traces(web: Package, tmp_path: Path, name: str) -> None:
     pytest.importorskip("torch")
     model = capsedge.load_checkpoint(zoo_model(name).with_suffix(".safetensors"))  # type: ignore[union-attr]
     path = tmp_path / "traced.onnx"
-    capsedge.export(model, path, capsedge.ExportOptions(extra_outputs=["trace"]))
+    capsedge.export(model, path, extra_outputs=["trace"])
     python, session = (
-        capsedge.load(path, capsedge.RuntimeOptions(threads=1)),
+        capsedge.load(path, threads=1),
         web.load(path.read_bytes()),
     )
     for sample in SAMPLES:
@@ -220,7 +220,7 @@ def test_other_precisions(web: Package, precision: str) -> None:
     images = rng.integers(0, 256, (12, 28, 28)).astype(np.uint8)
     made = capsedge.quantize(
         zoo.default_model(),
-        options=capsedge.QuantizeOptions(precision=precision),
+        precision=precision,
         calib_data=images,
     )
     python, session = load_bytes(made.model), web.load(made.model)

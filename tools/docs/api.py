@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from types import ModuleType
 
 import capsedge
-from capsedge.options import Declared, Options, bounds, declared
+from capsedge.options import Declared, bounds, declared, options_of
 from tools.docs.commands import prose
 
-CHAPTERS = ("Functions", "Options", "Classes", "Errors", "Packages")
+CHAPTERS = ("Functions", "Classes", "Errors", "Packages")
 
 
 def markdown() -> str:
@@ -19,10 +19,8 @@ def markdown() -> str:
     for name in capsedge.__all__:
         if name != "__version__":
             found[_chapter(getattr(capsedge, name))].append(name)
-    chapters = [
-        _options(found[title]) if title == "Options" else _entries(title, found[title])
-        for title in CHAPTERS[:-1]
-    ]
+    chapters = [_entries(title, found[title]) for title in CHAPTERS[:-1]]
+    chapters.insert(1, _options(found["Functions"]))
     return "\n\n".join([*chapters, *map(_package, found["Packages"])])
 
 
@@ -31,24 +29,24 @@ def _chapter(value: object) -> str:
         return "Packages"
     if not inspect.isclass(value):
         return "Functions"
-    if issubclass(value, Options):
-        return "Options"
     return "Errors" if issubclass(value, (BaseException, capsedge.ExitCode)) else "Classes"
 
 
 def _options(names: Iterable[str]) -> str:
-    """The fields of every option dataclass, as declared."""
+    """The options of every function, which are keyword arguments, as declared."""
     parts = ["## Options"]
     for name in names:
-        kind = getattr(capsedge, name)
+        kinds = options_of(getattr(capsedge, name))
         rows = [
             f"| `{each.name}` | {_command_line(each)} | {_limits(each)} | `{each.default!r}` | "
             f"{prose(each.option.help)} |"
+            for kind in kinds
             for each in declared(kind)
         ]
-        head = ["| field | command line | values | default | |", "|---|---|---|---|---|"]
-        first = str(kind.__doc__).partition("\n")[0]
-        parts += [f"### `capsedge.{name}` {{ #capsedge.{name} }}", first, "\n".join([*head, *rows])]
+        head = ["| keyword | command line | values | default | |", "|---|---|---|---|---|"]
+        if rows:
+            anchor = f"### Options of `capsedge.{name}` {{ #options-of-{name} }}"
+            parts += [anchor, "\n".join([*head, *rows])]
     return "\n\n".join(parts)
 
 

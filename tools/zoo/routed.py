@@ -96,8 +96,6 @@ def export(name: str, data: Path) -> None:
     capsedge.export(
         model,
         checkpoint.with_suffix(".onnx"),
-        capsedge.ExportOptions(
-            extra_outputs=("reconstruction",) if decoder else (),
-            checkpoint_sha256=sha256(checkpoint),
-        ),
+        extra_outputs=("reconstruction",) if decoder else (),
+        checkpoint_sha256=sha256(checkpoint),
     )

@@ -141,7 +141,7 @@ def export_int8(name: str, calibration: Path, max_drop: float) -> None:
         capsedge.quantize(
             plain,
             checkpoint.with_suffix(".onnx"),
-            capsedge.QuantizeOptions(max_drop=max_drop),
+            max_drop=max_drop,
             calib_data=calibration,
         )
 

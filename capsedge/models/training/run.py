@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -30,6 +30,11 @@ from capsedge.options import takes
 from capsedge.runtime.files import reading
 from capsedge.runtime.progress import Progress, silent
 from capsedge.runtime.training_split import TrainingSplit
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from capsedge.keywords import TrainKeywords
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,7 @@ def train(
     log: Callable[[str], None] = lambda _: None,
     progress: Progress = silent,
     epoch_done: Callable[[dict[str, Any]], None] | None = None,
+    **_keywords: Unpack[TrainKeywords],
 ) -> Trained:
     """Train a model of the registry on a data set.
 
@@ -69,7 +75,6 @@ def train(
             either, or is a folder, 10 % of the rest. The validation images choose the epoch that is kept; the
             test images are not used for any choice.
         folder: the folder for the checkpoint, history and state.
-        options: the model, and how to train it.
         log: called with a description of the training data.
         progress: called after every step with the epoch, the step, the number of steps per epoch, and the
             loss.
@@ -84,7 +89,7 @@ def train(
         EnvironmentProblem: the disk is full; earlier epochs are kept.
 
     Example:
-        >>> trained = capsedge.train("flowers/", "run/", capsedge.TrainOptions(epochs=3))
+        >>> trained = capsedge.train("flowers/", "run/", epochs=3)
         >>> trained.checkpoint, trained.test_accuracy
     """
     data, folder = Path(data), Path(folder)

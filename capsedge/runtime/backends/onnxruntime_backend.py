@@ -227,9 +227,7 @@ class OnnxRuntimeBackend:
         onnx_file.check_harmless(summary, str(path))
         refuse_training(data, summary, str(path))
         metadata = ModelMetadata.from_properties(summary.metadata)
-        bare = SessionSettings(
-            options.threads, provider=provider, gpu=gpu, graphs=options.graphs
-        )
+        bare = SessionSettings(options.threads, provider=provider, gpu=gpu, graphs=options.graphs)
         stated = read_inputs_property(summary.metadata)
         kind = _kind(gpu, options.graphs)
 

@@ -8,7 +8,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,11 @@ from capsedge.runtime.profiling.worker import Limits, take_times, timed_runs
 from capsedge.runtime.progress import Progress, silent
 from capsedge.runtime.result_summary import LINES, Row, Summarized, Summary, short
 from capsedge.runtime.session import Session
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from capsedge.keywords import ProfileKeywords
 
 # --- Reasons to distrust a measurement, as in trtexec ---
 
@@ -241,12 +246,14 @@ def profile(
     *,
     inputs: Mapping[str, NDArray[Any]] | None = None,
     progress: Progress = silent,
+    **_keywords: Unpack[ProfileKeywords],
 ) -> ProfileReport:
     """Measure the latency, its spread, and the memory of a session, and where its time goes.
 
+    A file with a fixed batch is measured at that one only.
+
     Args:
         session: a session of ``capsedge.load``.
-        options: what is measured, and for how long. A file with a fixed batch has only that one.
         inputs: arrays by name instead of random ones; their first dimension is the batch.
         progress: called with the name of each step.
 
@@ -259,7 +266,7 @@ def profile(
 
     Example:
         >>> report = capsedge.profile(capsedge.load("digits.onnx"),
-        ...     capsedge.ProfileOptions(batch=(1, 8)))
+        ...     batch=(1, 8))
         >>> report.save_html("report.html")
     """
     if not isinstance(session, Session):

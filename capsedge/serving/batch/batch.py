@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from capsedge.errors import UsageError
 from capsedge.options import takes
@@ -25,6 +25,11 @@ from capsedge.serving.batch.parquet import import_parquet
 from capsedge.serving.batch.rows import Counts, RowMaker, part_bytes, schema_of
 from capsedge.serving.batch.sources import open_source
 from capsedge.serving.batch.storage import check_apart_from, is_remote, plain
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from capsedge.keywords import BatchKeywords
 
 # --- The report ---
 
@@ -89,20 +94,21 @@ def batch(
     runtime: RuntimeOptions = RuntimeOptions(),
     *,
     progress: Progress = silent,
+    **_keywords: Unpack[BatchKeywords],
 ) -> BatchReport:
     """Classify any number of images, or compute the values of a regression, into a parquet table.
 
     The table has one row for each image, in the order of the source; an image that cannot be read has the
     error in its row. Only a part of the source is in memory at any time.
 
+    A resumed run produces the same table, bit for bit, as an uninterrupted one. On a cluster, ``threads`` are
+    the CPUs of one worker, 1 by default.
+
     Args:
         model: as for `load`, or an fsspec address such as ``s3://bucket/model.onnx``.
         source: a folder of images, with its subfolders; a parquet file, tar archive, or a folder of them; an
             idx, npz or npy file; given as a path or an fsspec address.
         output: a file ``*.parquet``, or a folder of parts, which may be an fsspec address.
-        options: which images to read, and which columns to write. A resumed run produces the same table, bit
-            for bit, as an uninterrupted one.
-        runtime: as for `load`; on a cluster, the threads are the CPUs of one worker, 1 by default.
         progress: called with the number of images done and the total, which is None if not known in advance.
 
     Returns:

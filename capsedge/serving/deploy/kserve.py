@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.options import takes
@@ -23,6 +23,11 @@ from capsedge.serving.deploy.deploy_options import KServeOptions
 from capsedge.serving.deploy.deployment import KServeDeployment, read_manifest
 from capsedge.serving.deploy.triton import KIND
 from capsedge.spec.fields import MANIFEST
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from capsedge.keywords import KServeKeywords
 
 # --- YAML in block style, written without a YAML package ---
 
@@ -72,6 +77,7 @@ def deploy_kserve(
     options: KServeOptions = KServeOptions(),
     *,
     storage: str,
+    **_keywords: Unpack[KServeKeywords],
 ) -> KServeDeployment:
     """Write an InferenceService (``serving.kserve.io/v1beta1``) that runs a model repository in Triton.
 
@@ -79,7 +85,6 @@ def deploy_kserve(
         repository: the folder that `deploy_triton` wrote, with ``mount="/mnt/models"`` if its models use the
             operator library.
         output: the YAML file.
-        options: the service.
         storage: address of a copy of the folder that the cluster can read, such as ``s3://bucket/models``.
 
     Returns:
@@ -139,8 +144,7 @@ def _read(folder: Path) -> tuple[str, str, list[_Model]]:
         raise UsageError(
             f"{folder} is not a model repository.",
             "KServe runs a folder of models in its storage.",
-            f"Write one with deploy_triton(..., capsedge.TritonOptions(mount='{MOUNT}')) and pass "
-            "its folder.",
+            f"Write one with deploy_triton(..., mount='{MOUNT}') and pass its folder.",
             command=f"Write one, and name its folder: capsedge deploy triton {folder} -o repository "
             f"--mount {MOUNT}",
         )

@@ -8,7 +8,7 @@ import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -37,6 +37,11 @@ from capsedge.serving.deploy.server_model import (
     read_server_model,
 )
 from capsedge.spec.fields import MANIFEST, MANIFEST_SCHEMA
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from capsedge.keywords import TritonKeywords
 
 # --- Protobuf's text format, written without the package ``protobuf`` ---
 
@@ -236,17 +241,19 @@ def deploy_triton(
     options: TritonOptions = TritonOptions(),
     *,
     note: Callable[[str], None] | None = None,
+    **_keywords: Unpack[TritonKeywords],
 ) -> TritonDeployment:
     """Write a model repository for Triton Inference Server.
 
     Each ONNX file is loaded and run once, so that shapes, types and batching are the actual ones, not just
     the declared ones.
 
+    By default, capsule operators run in the operator library, which is copied next to the model, and a twin
+    ``NAME-portable`` runs without it.
+
     Args:
         models: ONNX files, TensorRT engines, or names of the zoo; ``NAME=FILE`` sets the name.
         output: the folder; a folder written by an earlier call is replaced as a whole.
-        options: how Triton runs the models. By default capsule operators run in the operator library, which
-            is copied next to the model, and a twin ``NAME-portable`` runs without it.
         note: called with each of the report's notes as it arises.
 
     Returns:

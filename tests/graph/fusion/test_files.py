@@ -241,8 +241,8 @@ def test_without_routing_the_file_is_cleaned(files: Path, tmp_path: Path) -> Non
 
 @pytest.mark.thorough
 def test_a_second_time_changes_nothing(files: Path) -> None:
-    first = capsedge.optimize(files / "capsules.onnx", options=capsedge.OptimizeOptions(measure=0))
-    again = capsedge.optimize(first.model, options=capsedge.OptimizeOptions(measure=0))
+    first = capsedge.optimize(files / "capsules.onnx", measure=0)
+    again = capsedge.optimize(first.model, measure=0)
     assert again.model == first.model
     assert "already" in again.notes[0]
 
@@ -250,7 +250,7 @@ def test_a_second_time_changes_nothing(files: Path) -> None:
 def test_limits_are_those_of_the_process(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "OPTIMIZE_SECONDS", 0.01)
     with pytest.raises(capsedge.UnsupportedModelError, match="too long"):
-        capsedge.optimize(files / "capsules.onnx", options=capsedge.OptimizeOptions(measure=0))
+        capsedge.optimize(files / "capsules.onnx", measure=0)
 
 
 def test_opsets_that_are_too_old() -> None:
@@ -260,7 +260,7 @@ def test_opsets_that_are_too_old() -> None:
     opsets = [onnx.helper.make_opsetid("", 7)]
     model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=4)
     with pytest.raises(capsedge.UnsupportedModelError, match="opset 7"):
-        capsedge.optimize(model.SerializeToString(), options=capsedge.OptimizeOptions(measure=0))
+        capsedge.optimize(model.SerializeToString(), measure=0)
 
 
 def test_what_the_whole_file_contradicts_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,11 +312,11 @@ def test_an_output_that_is_nowhere_finite_proves_nothing(tmp_path: Path) -> None
     zero = helper.make_node("Sub", ["x", "x"], ["zero"])
     data = graph_of(zero, helper.make_node("Div", ["zero", "zero"], ["y"]))
     with pytest.raises(capsedge.ParityError, match="'y' is not finite on any of the inputs"):
-        capsedge.optimize(data, tmp_path / "new.onnx", capsedge.OptimizeOptions(measure=0))
+        capsedge.optimize(data, tmp_path / "new.onnx", measure=0)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.thorough
 def test_an_output_that_is_sometimes_finite_is_compared_there() -> None:
     data = graph_of(helper.make_node("Div", ["x", "x"], ["y"]))  # NaN at zero
-    assert capsedge.optimize(data, options=capsedge.OptimizeOptions(measure=0)).comparisons == 16
+    assert capsedge.optimize(data, measure=0).comparisons == 16

@@ -31,6 +31,7 @@ from capsedge.models.training.evaluate import (
 )
 from capsedge.models.training.recipe import Recipe, training_of
 from capsedge.models.training.train import batch_loss, fast_math, train
+from capsedge.models.training.train_options import TrainOptions
 
 PREP = get_config("digits-em").preprocessing
 
@@ -482,7 +483,7 @@ def test_the_shape_of_a_checkpoint_is_trained_anew(tmp_path: Path) -> None:
     torch.manual_seed(7)
     given = build(config)
     save_checkpoint(given, tmp_path / "shape.safetensors")
-    options = capsedge.TrainOptions(
+    options = TrainOptions(
         model=str(tmp_path / "shape.safetensors"),
         epochs=1,
         batch=16,

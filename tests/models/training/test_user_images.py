@@ -23,6 +23,7 @@ from capsedge.models.fsanet_config import FSANetConfig
 from capsedge.models.training import user_images
 from capsedge.models.training.confusion import by_class, confusion, draw
 from capsedge.models.training.recipe import recipe_of
+from capsedge.models.training.train_options import TrainOptions
 from tests.exporters.nets import CONFIGS
 from tests.tables import table
 
@@ -82,7 +83,7 @@ def test_a_size_too_small_for_the_model_is_named_before_images_are_read(tmp_path
     for file in folder.rglob("*.png"):
         file.write_bytes(file.read_bytes()[:-30])
     with pytest.raises(UsageError, match="too deep for images of 7x7 pixels"):
-        capsedge.train(folder, tmp_path / "run", capsedge.TrainOptions(model="photos", size=7))
+        capsedge.train(folder, tmp_path / "run", model="photos", size=7)
 
 
 def test_a_model_for_these_classes_keeps_its_preprocessing(tmp_path: Path) -> None:
@@ -223,7 +224,7 @@ def test_a_run(tmp_path: Path) -> None:
     data = pictures(tmp_path / "data" / "train", {"cat": 12, "a dog": 12}).parent
     pictures(data / "test", {"cat": 3, "a dog": 4}, first=10)
     said: list[str] = []
-    options = capsedge.TrainOptions(epochs=1, batch=100, average=0, size=28)
+    options = TrainOptions(epochs=1, batch=100, average=0, size=28)
     done = capsedge.train(data, tmp_path / "run", options, log=said.append)
     made, text = done.checkpoint, "\n".join(said)
     assert "no validation images: 2 training images are held out" in text
@@ -258,7 +259,7 @@ def test_validation_images_of_a_folder_choose_and_do_not_test(tmp_path: Path) ->
     pictures(data / "val", {"cat": 3, "dog": 3}, first=7)
     pictures(data / "test", {"cat": 3, "dog": 3}, first=9)
     said: list[str] = []
-    options = capsedge.TrainOptions(model="digits-em", epochs=1, batch=4, average=0)
+    options = TrainOptions(model="digits-em", epochs=1, batch=4, average=0)
     done = capsedge.train(data, tmp_path / "run", options, log=said.append)
     text = "\n".join(said)
     assert "2 validation images are left out: they are also among the training images" in text
@@ -273,15 +274,13 @@ def test_validation_images_of_a_folder_choose_and_do_not_test(tmp_path: Path) ->
 def test_patience_needs_validation_images(tmp_path: Path) -> None:
     np.savez(tmp_path / "train.npz", images=np.zeros((4, 28, 28), np.uint8), labels=np.arange(4))
     with pytest.raises(UsageError, match="--patience does not apply"):
-        capsedge.train(
-            tmp_path, tmp_path / "run", capsedge.TrainOptions(model="digits-em", patience=3)
-        )
+        capsedge.train(tmp_path, tmp_path / "run", model="digits-em", patience=3)
 
 
 def test_a_folder_starts_from_a_model_of_the_zoo(tmp_path: Path) -> None:
     """Its model and normalization, for other classes; only the class capsules are new."""
     data, said = pictures(tmp_path / "data", {"coat": 12, "shirt": 12, "shoe": 12}), []
-    options = capsedge.TrainOptions(init="digits-attention", epochs=1, batch=8)
+    options = TrainOptions(init="digits-attention", epochs=1, batch=8)
     trained = capsedge.train(data, tmp_path / "run", options, log=said.append)
     config, zoo = load_checkpoint(trained.checkpoint).config, get_config("digits-attention")
     assert config.class_names == ("coat", "shirt", "shoe")

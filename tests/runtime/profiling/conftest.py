@@ -16,11 +16,10 @@ def report() -> ProfileReport:
     """The digit model's, with bodies inlined, so that there are votes and routing iterations."""
     session = capsedge.load(
         ROOT / "capsedge/zoo/digits-dynamic.onnx",
-        capsedge.RuntimeOptions(threads=1, ops="portable"),
+        threads=1,
+        ops="portable",
     )
-    return capsedge.profile(
-        session, capsedge.ProfileOptions(batch=(1, 2), warmup=0.05, duration=0.2, startup=False)
-    )
+    return capsedge.profile(session, batch=(1, 2), warmup=0.05, duration=0.2, startup=False)
 
 
 @pytest.fixture(scope="session")

@@ -23,10 +23,10 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> capsedge.Session:
     capsedge.cascade(
         *names,
         folder / "pair.onnx",
-        options=capsedge.CascadeOptions(min_agreement=0.98),
+        min_agreement=0.98,
         data=pixels(400),
     )
-    return capsedge.load(folder / "pair.onnx", capsedge.RuntimeOptions(threads=1))
+    return capsedge.load(folder / "pair.onnx", threads=1)
 
 
 @pytest.mark.thorough
@@ -36,7 +36,9 @@ def test_a_profile_has_both_networks(session: capsedge.Session, escalated: bool)
     images = images[session.run(images)["escalated"] == escalated][:4]
     report = capsedge.profile(
         session,
-        capsedge.ProfileOptions(warmup=0, duration=0.05, startup=False),
+        warmup=0,
+        duration=0.05,
+        startup=False,
         inputs={"images": images},
     )
     (run,) = report.runs
@@ -57,10 +59,8 @@ def test_a_profile_has_both_networks(session: capsedge.Session, escalated: bool)
 
 @pytest.mark.thorough
 def test_other_files_have_no_networks():
-    session = capsedge.load(options=capsedge.RuntimeOptions(threads=1))
-    report = capsedge.profile(
-        session, capsedge.ProfileOptions(warmup=0, duration=0.05, startup=False)
-    )
+    session = capsedge.load(threads=1)
+    report = capsedge.profile(session, warmup=0, duration=0.05, startup=False)
     assert report.runs[0].networks == []
     assert "escalated_share" not in report.runs[0].to_dict()
     assert report_text.networks(report.runs[0]) is None

@@ -15,7 +15,7 @@ from tests.conftest import ROOT
 
 
 def times(path: Path, ops: str, batch: int = 1) -> OperatorTimes:
-    session = capsedge.load(path, capsedge.RuntimeOptions(threads=1, ops=ops))
+    session = capsedge.load(path, threads=1, ops=ops)
     shape = (batch, *(int(d) for d in session.inputs[0].shape[1:]))
     images = np.random.default_rng(0).random(shape, dtype=np.float32)
     return time_operators(session, {session.inputs[0].name: images}, seconds=0.1)

@@ -15,6 +15,7 @@ from onnx import TensorProto, helper
 import capsedge
 from capsedge.errors import EnvironmentProblem, UsageError
 from capsedge.runtime.profiling.profile import Conditions, ProfileReport, measurement_warnings
+from capsedge.runtime.profiling.profile_options import ProfileOptions
 from tests.conftest import ROOT
 
 MODEL = ROOT / "capsedge/zoo/digits-dynamic.onnx"
@@ -102,8 +103,11 @@ def test_a_file_of_another_tool_is_grouped_by_operator_type(tmp_path: Path):
     path = tmp_path / "other.onnx"
     onnx.save(model, path)
     run = capsedge.profile(
-        capsedge.load(path, capsedge.RuntimeOptions(threads=1)),
-        capsedge.ProfileOptions(batch=(4,), warmup=0, duration=0.05, startup=False),
+        capsedge.load(path, threads=1),
+        batch=(4,),
+        warmup=0,
+        duration=0.05,
+        startup=False,
     ).runs[0]
     rows = {row.name: row for row in run.layers}
     assert run.groups == []
@@ -113,10 +117,8 @@ def test_a_file_of_another_tool_is_grouped_by_operator_type(tmp_path: Path):
 
 @pytest.mark.thorough
 def test_startup_is_of_a_process_of_its_own():
-    session = capsedge.load(MODEL, capsedge.RuntimeOptions(threads=1))
-    run = capsedge.profile(
-        session, capsedge.ProfileOptions(warmup=0, duration=0.05, operators=False)
-    ).runs[0]
+    session = capsedge.load(MODEL, threads=1)
+    run = capsedge.profile(session, warmup=0, duration=0.05, operators=False).runs[0]
     assert run.operators is None
     assert run.startup is not None
     s = run.startup
@@ -130,9 +132,8 @@ def test_profiling_needs_no_torch_and_no_onnx(tmp_path: Path):
     code = (
         "import sys; sys.modules.update(torch=None, onnx=None, matplotlib=None, rich=None, click=None)\n"
         "import capsedge\n"
-        f"s = capsedge.load({str(MODEL)!r}, capsedge.RuntimeOptions(threads=1))\n"
-        "o = capsedge.ProfileOptions(warmup=0, duration=0.02, startup=False)\n"
-        "r = capsedge.profile(s, o)\n"
+        f"s = capsedge.load({str(MODEL)!r}, threads=1)\n"
+        "r = capsedge.profile(s, warmup=0, duration=0.02, startup=False)\n"
         "r.save_trace('trace.json'); print(r.to_markdown())"
     )
     done = subprocess.run(
@@ -146,9 +147,7 @@ def test_profiling_needs_no_torch_and_no_onnx(tmp_path: Path):
 )
 def test_wrong_limits(bad):
     with pytest.raises(UsageError):
-        capsedge.profile(
-            capsedge.load(MODEL, capsedge.RuntimeOptions(threads=1)), capsedge.ProfileOptions(**bad)
-        )
+        capsedge.profile(capsedge.load(MODEL, threads=1), **bad)
 
 
 def test_inputs_that_are_no_numbers_are_refused(tmp_path: Path):
@@ -181,12 +180,12 @@ def test_warnings(report: ProfileReport):
 
 
 def test_many_slow_runs_are_announced(monkeypatch: pytest.MonkeyPatch) -> None:
-    session = capsedge.load(MODEL, capsedge.RuntimeOptions(threads=1))
+    session = capsedge.load(MODEL, threads=1)
     measured = {"taken": 0.01}
     monkeypatch.setattr(
         "capsedge.runtime.profiling.profile.timed_runs", lambda *_: [measured["taken"]]
     )
-    options = capsedge.ProfileOptions(
+    options = ProfileOptions(
         warmup=0.001, duration=0.001, iterations=2, operators=False, startup=False
     )
     said: list[str] = []

@@ -28,7 +28,7 @@ from tests.serving.batch.sources import COUNT, KINDS, MODEL, pixels, png
 
 
 def answered(source: Path, place: Path) -> list[dict[str, Any]]:
-    capsedge.batch(MODEL, source, place / "out.parquet", runtime=capsedge.RuntimeOptions(threads=1))
+    capsedge.batch(MODEL, source, place / "out.parquet", threads=1)
     found: list[dict[str, Any]] = pq.read_table(place / "out.parquet").to_pylist()
     return found
 

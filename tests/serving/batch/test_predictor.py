@@ -20,7 +20,7 @@ def test_answers_are_those_of_a_session() -> None:
     found = Predictor(MODEL, outputs=("scores", "poses"), threads=1)(
         {"image": images, "key": np.arange(5)}
     )
-    with capsedge.load(MODEL, capsedge.RuntimeOptions(threads=1)) as session:
+    with capsedge.load(MODEL, threads=1) as session:
         wanted = session.predict(images, prepared=False)
     assert [*found] == ["key", "label", "score", "scores", "poses", "atypical", "error"]
     assert found["key"].tolist() == [0, 1, 2, 3, 4]

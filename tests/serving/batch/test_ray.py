@@ -101,9 +101,7 @@ def after(counts: dict[int, Callable[[], None]]) -> Progress:
 @pytest.mark.usefixtures("larger_parts")
 def test_nothing_is_lost_and_nothing_twice(cluster: Any, tmp_path: Path) -> None:
     source = KINDS["npy"](pixels(4000), tmp_path)
-    whole = capsedge.batch(
-        MODEL, source, tmp_path / "whole.parquet", runtime=capsedge.RuntimeOptions(threads=1)
-    )
+    whole = capsedge.batch(MODEL, source, tmp_path / "whole.parquet", threads=1)
     last = [*cluster.worker_nodes][-1]
     deeds = {
         3: kill_a_worker,
@@ -114,7 +112,7 @@ def test_nothing_is_lost_and_nothing_twice(cluster: Any, tmp_path: Path) -> None
         MODEL,
         source,
         tmp_path / "out.parquet",
-        capsedge.BatchOptions(cluster=cluster.address),
+        cluster=cluster.address,
         progress=after(deeds),
     )
     assert (report.images, report.parts) == (whole.images, whole.parts) == (4000, 20)
@@ -127,7 +125,7 @@ def test_nothing_is_lost_and_nothing_twice(cluster: Any, tmp_path: Path) -> None
 def test_folders_of_parts_and_resuming(cluster: Any, tmp_path: Path) -> None:
     source = write_folder(pixels(20), tmp_path / "images")
     (source / "0/00001.png").write_bytes(b"bad")
-    capsedge.batch(MODEL, source, tmp_path / "whole", runtime=capsedge.RuntimeOptions(threads=1))
+    capsedge.batch(MODEL, source, tmp_path / "whole", threads=1)
 
     def stop() -> None:
         raise KeyboardInterrupt
@@ -137,12 +135,10 @@ def test_folders_of_parts_and_resuming(cluster: Any, tmp_path: Path) -> None:
             MODEL,
             source,
             tmp_path / "out",
-            capsedge.BatchOptions(cluster=cluster.address),
+            cluster=cluster.address,
             progress=after({2: stop}),
         )
-    report = capsedge.batch(
-        MODEL, source, tmp_path / "out", capsedge.BatchOptions(cluster=cluster.address, resume=True)
-    )
+    report = capsedge.batch(MODEL, source, tmp_path / "out", cluster=cluster.address, resume=True)
     assert (report.images, report.failed) == (20, 1)
     assert report.resumed >= 2
     assert {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir()} == {
@@ -157,16 +153,16 @@ def test_what_a_cluster_cannot_do(cluster: Any, tmp_path: Path) -> None:
             MODEL,
             source,
             tmp_path / "a.parquet",
-            capsedge.BatchOptions(cluster=cluster.address),
-            runtime=capsedge.RuntimeOptions(threads=64),
+            cluster=cluster.address,
+            threads=64,
         )
     with pytest.raises(UsageError, match="on a cluster"):
         capsedge.batch(
             MODEL,
             source,
             tmp_path / "a.parquet",
-            capsedge.BatchOptions(cluster=cluster.address),
-            runtime=capsedge.RuntimeOptions(device="cuda"),
+            cluster=cluster.address,
+            device="cuda",
         )
     with pytest.raises(UsageError, match="cannot reach memory://gone"):
         _at_a_place_of_the_driver(cluster.address, tmp_path)
@@ -178,15 +174,13 @@ def _at_a_place_of_the_driver(address: str, place: Path) -> None:
 
     with fsspec.open("memory://gone/a.npy", "wb") as file:
         np.save(file, pixels(4))
-    capsedge.batch(
-        MODEL, "memory://gone/a.npy", place / "b.parquet", capsedge.BatchOptions(cluster=address)
-    )
+    capsedge.batch(MODEL, "memory://gone/a.npy", place / "b.parquet", cluster=address)
 
 
 def test_workers_with_other_versions_are_refused() -> None:
     from capsedge.serving.batch.cluster import _check_versions, versions
 
-    with capsedge.load(MODEL, capsedge.RuntimeOptions(threads=1)) as session:
+    with capsedge.load(MODEL, threads=1) as session:
         here = versions(session)
     _check_versions(here, here)
     with pytest.raises(EnvironmentProblem, match="Install the same versions"):
@@ -196,7 +190,7 @@ def test_workers_with_other_versions_are_refused() -> None:
 def test_there_is_no_cluster(tmp_path: Path) -> None:
     source = KINDS["npy"](pixels(4), tmp_path)
     with pytest.raises(EnvironmentProblem, match="no Ray cluster at auto"):
-        capsedge.batch(MODEL, source, tmp_path / "a.parquet", capsedge.BatchOptions(cluster="auto"))
+        capsedge.batch(MODEL, source, tmp_path / "a.parquet", cluster="auto")
 
 
 def test_the_predictor_in_a_pipeline(cluster: Any, tmp_path: Path) -> None:
@@ -209,7 +203,7 @@ def test_the_predictor_in_a_pipeline(cluster: Any, tmp_path: Path) -> None:
         MODEL,
         tmp_path / "a.parquet",
         tmp_path / "whole.parquet",
-        runtime=capsedge.RuntimeOptions(threads=1),
+        threads=1,
     )
     ray.init(address=cluster.address, log_to_driver=False)
     answers = ray.data.read_parquet(str(tmp_path / "a.parquet")).map_batches(

@@ -41,8 +41,8 @@ def interrupted(source: Path, target: Path, parts: int, **options: object) -> No
             MODEL,
             source,
             target,
-            capsedge.BatchOptions(**options),
-            capsedge.RuntimeOptions(threads=1),
+            **options,
+            threads=1,
             progress=stop,
         )
 
@@ -67,7 +67,7 @@ def test_the_same_bytes_wherever_it_stopped(kind: str, stops: list[int], single:
         whole, resumed = (
             place / f"{k}{'.parquet' if single else ''}" for k in ("whole", "resumed")
         )
-        report = capsedge.batch(MODEL, source, whole, runtime=capsedge.RuntimeOptions(threads=1))
+        report = capsedge.batch(MODEL, source, whole, threads=1)
         done = 0
         for parts in stops:
             if done + parts > report.parts:
@@ -79,8 +79,8 @@ def test_the_same_bytes_wherever_it_stopped(kind: str, stops: list[int], single:
             MODEL,
             source,
             resumed,
-            capsedge.BatchOptions(resume=True),
-            runtime=capsedge.RuntimeOptions(threads=1),
+            resume=True,
+            threads=1,
         )
         assert content(resumed) == content(whole)
         assert (again.images, again.failed) == (report.images, report.failed) == (COUNT, 0)
@@ -94,8 +94,8 @@ def test_counts_include_the_parts_from_before(tmp_path: Path) -> None:
         MODEL,
         source,
         tmp_path / "out.parquet",
-        capsedge.BatchOptions(resume=True),
-        runtime=capsedge.RuntimeOptions(threads=1),
+        resume=True,
+        threads=1,
     )
     assert (report.resumed, report.parts, report.images, report.failed) == (2, 4, COUNT, 1)
 
@@ -103,14 +103,14 @@ def test_counts_include_the_parts_from_before(tmp_path: Path) -> None:
 def test_a_finished_run_is_not_repeated(tmp_path: Path) -> None:
     source = KINDS["npy"](pixels(), tmp_path)
     for target in (tmp_path / "out.parquet", tmp_path / "out"):
-        first = capsedge.batch(MODEL, source, target, runtime=capsedge.RuntimeOptions(threads=1))
+        first = capsedge.batch(MODEL, source, target, threads=1)
         before = content(target)
         again = capsedge.batch(
             MODEL,
             source,
             target,
-            capsedge.BatchOptions(resume=True),
-            runtime=capsedge.RuntimeOptions(threads=1),
+            resume=True,
+            threads=1,
         )
         assert again.resumed == again.parts == first.parts
         assert (again.images, again.atypical) == (first.images, first.atypical)
@@ -121,22 +121,23 @@ def test_an_unfinished_run_is_neither_replaced_nor_mixed(tmp_path: Path) -> None
     source, target = KINDS["npy"](pixels(), tmp_path), tmp_path / "out.parquet"
     interrupted(source, target, 1)
     with pytest.raises(UsageError, match="holds an unfinished run"):
-        capsedge.batch(MODEL, source, target, runtime=capsedge.RuntimeOptions(threads=1))
+        capsedge.batch(MODEL, source, target, threads=1)
     with pytest.raises(UsageError, match="invert was False and is now True"):
         capsedge.batch(
             MODEL,
             source,
             target,
-            capsedge.BatchOptions(resume=True, invert=True),
-            runtime=capsedge.RuntimeOptions(threads=1),
+            resume=True,
+            invert=True,
+            threads=1,
         )
     with pytest.raises(UsageError, match=r"model was [0-9a-f]+ and is now [0-9a-f]+"):
         capsedge.batch(
             MODEL.replace("-em", "-dynamic"),
             source,
             target,
-            capsedge.BatchOptions(resume=True),
-            runtime=capsedge.RuntimeOptions(threads=1),
+            resume=True,
+            threads=1,
         )
     KINDS["npy"](pixels(9), tmp_path)
     with pytest.raises(UsageError, match="the source has other images"):
@@ -144,8 +145,8 @@ def test_an_unfinished_run_is_neither_replaced_nor_mixed(tmp_path: Path) -> None
             MODEL,
             source,
             target,
-            capsedge.BatchOptions(resume=True),
-            runtime=capsedge.RuntimeOptions(threads=1),
+            resume=True,
+            threads=1,
         )
 
 
@@ -159,8 +160,8 @@ def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
                 MODEL,
                 source,
                 tmp_path / "mine",
-                capsedge.BatchOptions(resume=resume),
-                runtime=capsedge.RuntimeOptions(threads=1),
+                resume=resume,
+                threads=1,
             )
     assert content(tmp_path / "mine") == {"a.txt": b"mine"}
 
@@ -213,21 +214,19 @@ def test_a_part_that_the_run_did_not_write_is_named(
             MODEL,
             source,
             target,
-            capsedge.BatchOptions(resume=True),
-            runtime=capsedge.RuntimeOptions(threads=1),
+            resume=True,
+            threads=1,
         )
     (place / "part-000000.parquet").unlink()  # as the error says
     report = capsedge.batch(
         MODEL,
         source,
         target,
-        capsedge.BatchOptions(resume=True),
-        runtime=capsedge.RuntimeOptions(threads=1),
+        resume=True,
+        threads=1,
     )
     assert (report.resumed, report.images) == (1, COUNT)
-    capsedge.batch(
-        MODEL, source, tmp_path / f"whole-{output}", runtime=capsedge.RuntimeOptions(threads=1)
-    )
+    capsedge.batch(MODEL, source, tmp_path / f"whole-{output}", threads=1)
     assert content(target) == content(tmp_path / f"whole-{output}")
 
 
@@ -249,7 +248,7 @@ def test_a_part_that_changes_during_the_run_is_named(tmp_path: Path) -> None:
                 MODEL,
                 source,
                 tmp_path / output,
-                runtime=capsedge.RuntimeOptions(threads=1),
+                threads=1,
                 progress=third,
             )
         assert not (tmp_path / output / "_SUCCESS").exists()
@@ -267,8 +266,8 @@ def test_a_mark_of_success_alone_is_no_table(output: str, forged: str, tmp_path:
         MODEL,
         source,
         target,
-        capsedge.BatchOptions(resume=True),
-        runtime=capsedge.RuntimeOptions(threads=1),
+        resume=True,
+        threads=1,
     )
     assert (report.resumed, report.images) == (2, COUNT)
     parts = [target] if target.is_file() else sorted(target.glob("part-*"))
@@ -277,7 +276,7 @@ def test_a_mark_of_success_alone_is_no_table(output: str, forged: str, tmp_path:
 
 def test_a_finished_folder_is_checked(tmp_path: Path) -> None:
     source, target = KINDS["npy"](pixels(), tmp_path), tmp_path / "out"
-    capsedge.batch(MODEL, source, target, runtime=capsedge.RuntimeOptions(threads=1))
+    capsedge.batch(MODEL, source, target, threads=1)
     whole = content(target)
     (target / "part-000001.parquet").unlink()
     assert (
@@ -285,8 +284,8 @@ def test_a_finished_folder_is_checked(tmp_path: Path) -> None:
             MODEL,
             source,
             target,
-            capsedge.BatchOptions(resume=True),
-            runtime=capsedge.RuntimeOptions(threads=1),
+            resume=True,
+            threads=1,
         ).resumed
         == 3
     )
@@ -297,8 +296,8 @@ def test_a_finished_folder_is_checked(tmp_path: Path) -> None:
             MODEL,
             source,
             target,
-            capsedge.BatchOptions(resume=True),
-            runtime=capsedge.RuntimeOptions(threads=1),
+            resume=True,
+            threads=1,
         )
     (target / "part-000000.parquet").write_bytes(whole["part-000000.parquet"])
     shutil.copy(target / "part-000000.parquet", target / "part-000009.parquet")
@@ -307,14 +306,14 @@ def test_a_finished_folder_is_checked(tmp_path: Path) -> None:
             MODEL,
             source,
             target,
-            capsedge.BatchOptions(resume=True),
-            runtime=capsedge.RuntimeOptions(threads=1),
+            resume=True,
+            threads=1,
         )
 
 
 def test_a_finished_file_is_checked(tmp_path: Path) -> None:
     source, target = KINDS["npy"](pixels(), tmp_path), tmp_path / "out.parquet"
-    capsedge.batch(MODEL, source, target, runtime=capsedge.RuntimeOptions(threads=1))
+    capsedge.batch(MODEL, source, target, threads=1)
     whole = target.read_bytes()
     for damaged in _damage_each(target, whole):
         target.write_bytes(damaged)
@@ -323,8 +322,8 @@ def test_a_finished_file_is_checked(tmp_path: Path) -> None:
                 MODEL,
                 source,
                 target,
-                capsedge.BatchOptions(resume=True),
-                runtime=capsedge.RuntimeOptions(threads=1),
+                resume=True,
+                threads=1,
             )
     target.write_bytes(whole)
     assert (
@@ -332,8 +331,8 @@ def test_a_finished_file_is_checked(tmp_path: Path) -> None:
             MODEL,
             source,
             target,
-            capsedge.BatchOptions(resume=True),
-            runtime=capsedge.RuntimeOptions(threads=1),
+            resume=True,
+            threads=1,
         ).images
         == COUNT
     )
@@ -360,8 +359,8 @@ def test_a_plan_that_is_no_document_is_refused(tmp_path: Path) -> None:
                 MODEL,
                 source,
                 target,
-                capsedge.BatchOptions(resume=True),
-                runtime=capsedge.RuntimeOptions(threads=1),
+                resume=True,
+                threads=1,
             )
 
 
@@ -375,13 +374,11 @@ def test_two_runs_do_not_share_an_output(tmp_path: Path) -> None:
                 MODEL,
                 source,
                 target,
-                capsedge.BatchOptions(resume=True),
-                runtime=capsedge.RuntimeOptions(threads=1),
+                resume=True,
+                threads=1,
             )
 
-    capsedge.batch(
-        MODEL, source, target, runtime=capsedge.RuntimeOptions(threads=1), progress=second
-    )
+    capsedge.batch(MODEL, source, target, threads=1, progress=second)
     assert pq.read_metadata(target).num_rows == COUNT
 
 

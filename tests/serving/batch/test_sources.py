@@ -38,9 +38,7 @@ def rows(path: Path | str) -> list[dict[str, Any]]:
 
 
 def answer(source: Path | str, target: Path, **options: Any) -> list[dict[str, Any]]:
-    report = capsedge.batch(
-        MODEL, source, target, capsedge.BatchOptions(**options), capsedge.RuntimeOptions(threads=1)
-    )
+    report = capsedge.batch(MODEL, source, target, **options, threads=1)
     found = rows(target)
     assert report.images == len(found)
     assert report.failed == sum(row["error"] is not None for row in found)
@@ -51,7 +49,7 @@ def answer(source: Path | str, target: Path, **options: Any) -> list[dict[str, A
 
 @pytest.fixture(scope="module")
 def expected() -> list[tuple[Any, ...]]:
-    with capsedge.load(MODEL, capsedge.RuntimeOptions(threads=1)) as session:
+    with capsedge.load(MODEL, threads=1) as session:
         return [
             (p.label, p.score, p.atypical or None)
             for p in session.predict(pixels(), prepared=False)
@@ -83,7 +81,7 @@ def test_names_say_where_an_image_is(tmp_path: Path) -> None:
 def test_further_columns(tmp_path: Path) -> None:
     source = KINDS["npy"](pixels(), tmp_path)
     found = answer(source, tmp_path / "out.parquet", outputs=("scores", "poses"))
-    with capsedge.load(MODEL, capsedge.RuntimeOptions(threads=1)) as session:
+    with capsedge.load(MODEL, threads=1) as session:
         wanted = session.predict(pixels(), prepared=False)
     for row, prediction in zip(found, wanted, strict=True):
         assert row["scores"] == prediction.scores.tolist()
@@ -136,9 +134,7 @@ def test_the_column_is_found_or_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="left, right"):
         capsedge.batch(MODEL, other, tmp_path / "none.parquet")
     with pytest.raises(UsageError, match="no column 'middle'"):
-        capsedge.batch(
-            MODEL, other, tmp_path / "none.parquet", capsedge.BatchOptions(column="middle")
-        )
+        capsedge.batch(MODEL, other, tmp_path / "none.parquet", column="middle")
 
 
 @pytest.mark.parametrize("kind", ["folder", "tars", "parquets", "npz", "idx", "tar"])
@@ -152,7 +148,7 @@ def test_addresses_of_fsspec(kind: str, tmp_path: Path) -> None:
         MODEL,
         f"memory://{kind}/{source.name}",
         f"memory://out/{kind}",
-        runtime=capsedge.RuntimeOptions(threads=1),
+        threads=1,
     )
     names = sorted(memory.ls(f"/out/{kind}", detail=False))
     parts = [name for name in names if "/_" not in name]
@@ -173,7 +169,7 @@ def test_the_model_may_be_at_an_address(tmp_path: Path) -> None:
         "memory://models/em.onnx",
         source,
         tmp_path / "a.parquet",
-        runtime=capsedge.RuntimeOptions(threads=1),
+        threads=1,
     )
     answer(source, tmp_path / "b.parquet")
     assert (tmp_path / "a.parquet").read_bytes() == (tmp_path / "b.parquet").read_bytes()
@@ -191,12 +187,7 @@ def test_addresses_of_this_machine(
     source = write_folder(pixels(), tmp_path / "images")
     output = folder / name
     given = [each.as_uri() for each in (folder / "m.onnx", source, output)]
-    assert (
-        capsedge.batch(
-            given[0], given[1], given[2], runtime=capsedge.RuntimeOptions(threads=1)
-        ).images
-        == COUNT
-    )
+    assert capsedge.batch(given[0], given[1], given[2], threads=1).images == COUNT
     assert (
         len(pq.read_table([output] if name == "out.parquet" else sorted(output.glob("part-*"))))
         == COUNT
@@ -217,7 +208,7 @@ def test_a_model_that_is_replaced_meanwhile(
         "memory://models/once.onnx",
         source,
         tmp_path / "out.parquet",
-        runtime=capsedge.RuntimeOptions(threads=1),
+        threads=1,
     )
     assert read == ["memory://models/once.onnx"]
 
@@ -286,7 +277,7 @@ def test_what_is_no_source(tmp_path: Path) -> None:
                 MODEL,
                 tmp_path / name,
                 tmp_path / "out.parquet",
-                runtime=capsedge.RuntimeOptions(threads=1),
+                threads=1,
             )
     assert {path.name for path in tmp_path.iterdir()} >= {"empty.tar"}
     assert not [path for path in tmp_path.iterdir() if path.name.startswith("out")]

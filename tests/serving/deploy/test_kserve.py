@@ -40,7 +40,9 @@ def test_the_manifest(tmp_path: Path) -> None:
     made = capsedge.deploy_kserve(
         given,
         tmp_path / "s.yaml",
-        capsedge.KServeOptions(cpus=4, memory="4Gi", replicas=(1, 3)),
+        cpus=4,
+        memory="4Gi",
+        replicas=(1, 3),
         storage=STORAGE,
     )
     assert (made.name, made.models) == ("net-1", ("Net_1",))
@@ -75,7 +77,9 @@ def test_the_schema_of_kserve(device: str, tmp_path: Path) -> None:
     made = capsedge.deploy_kserve(
         given,
         tmp_path / "s.yaml",
-        capsedge.KServeOptions(cpus=4, memory="4Gi", replicas=(0, 3)),
+        cpus=4,
+        memory="4Gi",
+        replicas=(0, 3),
         storage=STORAGE,
     )
     assert faults(made.manifest) == []
@@ -88,16 +92,14 @@ def test_the_schema_of_kserve(device: str, tmp_path: Path) -> None:
 
 
 def test_a_repository_of_deploy_triton(tmp_path: Path) -> None:
-    capsedge.deploy_triton("digits-em", tmp_path / "r", capsedge.TritonOptions(mount="/mnt/models"))
+    capsedge.deploy_triton("digits-em", tmp_path / "r", mount="/mnt/models")
     made = capsedge.deploy_kserve(tmp_path / "r", tmp_path / "s.yaml", storage=STORAGE)
     assert made.models == ("digits-em",)
 
 
 def test_portable_models_run_on_any_node(tmp_path: Path) -> None:
     given = folder(tmp_path / "r", {"name": "a"}, {"name": "b", "twin_of": "a"})
-    made = capsedge.deploy_kserve(
-        given, tmp_path / "s.yaml", capsedge.KServeOptions(models=["b"]), storage=STORAGE
-    )
+    made = capsedge.deploy_kserve(given, tmp_path / "s.yaml", models=["b"], storage=STORAGE)
     predictor = made.manifest["spec"]["predictor"]
     assert set(predictor) == {"model"}
     assert "resources" not in predictor["model"]
@@ -139,9 +141,7 @@ def test_refused(options: dict[str, Any], said: str, tmp_path: Path) -> None:
     given = repository(tmp_path / "r")
     storage = options.pop("storage", STORAGE)
     with pytest.raises(UsageError, match=said):
-        capsedge.deploy_kserve(
-            given, tmp_path / "s.yaml", capsedge.KServeOptions(**options), storage=storage
-        )
+        capsedge.deploy_kserve(given, tmp_path / "s.yaml", **options, storage=storage)
     assert not (tmp_path / "s.yaml").exists()
 
 
@@ -214,9 +214,7 @@ def test_an_engine_with_plugins(tmp_path: Path) -> None:
     given = folder(tmp_path / "r", {"name": "a", "device": "cuda", "ops": "fused"}, {"name": "b"})
     with pytest.raises(UsageError, match="cannot run a"):
         capsedge.deploy_kserve(given, tmp_path / "s.yaml", storage=STORAGE)
-    made = capsedge.deploy_kserve(
-        given, tmp_path / "s.yaml", capsedge.KServeOptions(models=["b"]), storage=STORAGE
-    )
+    made = capsedge.deploy_kserve(given, tmp_path / "s.yaml", models=["b"], storage=STORAGE)
     assert made.models == ("b",)
 
 

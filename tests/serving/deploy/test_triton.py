@@ -31,9 +31,7 @@ EM = "digits-em"
 
 @needs_library
 def test_a_model_of_the_zoo_and_its_twin(tmp_path: Path) -> None:
-    made = capsedge.deploy_triton(
-        EM, tmp_path / "r", capsedge.TritonOptions(threads=2, queue_delay=100, mount="/m")
-    )
+    made = capsedge.deploy_triton(EM, tmp_path / "r", threads=2, queue_delay=100, mount="/m")
     assert [(m.name, m.ops, m.twin_of) for m in made.models] == [
         (EM, "fused", ""),
         (f"{EM}-portable", "portable", EM),
@@ -64,7 +62,7 @@ def test_a_model_of_the_zoo_and_its_twin(tmp_path: Path) -> None:
 
 
 def test_the_warm_up_is_what_the_model_takes(tmp_path: Path) -> None:
-    capsedge.deploy_triton(EM, tmp_path / "r", capsedge.TritonOptions(ops="portable", max_batch=8))
+    capsedge.deploy_triton(EM, tmp_path / "r", ops="portable", max_batch=8)
     folder = tmp_path / "r" / EM
     warm = config(tmp_path / "r", EM)["model_warmup"]
     assert [(w["name"], w["batch_size"]) for w in warm] == [
@@ -84,15 +82,13 @@ def test_the_warm_up_is_what_the_model_takes(tmp_path: Path) -> None:
 
 
 def test_the_folder_lists_its_files(tmp_path: Path) -> None:
-    made = capsedge.deploy_triton(
-        [EM, "digits-attention"], tmp_path / "r", capsedge.TritonOptions(ops="portable")
-    )
+    made = capsedge.deploy_triton([EM, "digits-attention"], tmp_path / "r", ops="portable")
     there = {p.relative_to(tmp_path / "r").as_posix() for p in (tmp_path / "r").rglob("*")}
     files = {path for path in there if (tmp_path / "r" / path).is_file()}
     listed = json.loads((tmp_path / "r/capsedge.json").read_text())["files"]
     assert files == {f.path for f in made.files} == {*listed, "capsedge.json"}
     assert all(sha256(tmp_path / "r" / path) == listed[path]["sha256"] for path in listed)
-    capsedge.deploy_triton(EM, tmp_path / "r", capsedge.TritonOptions(ops="portable"))
+    capsedge.deploy_triton(EM, tmp_path / "r", ops="portable")
     assert not (tmp_path / "r/digits-attention").exists()
     (tmp_path / "r" / EM / "2").mkdir()
     (tmp_path / "r" / EM / "2" / "mine.onnx").write_text("mine")
@@ -101,9 +97,7 @@ def test_the_folder_lists_its_files(tmp_path: Path) -> None:
 
 
 def test_on_a_gpu_the_bodies_run(tmp_path: Path) -> None:
-    made = capsedge.deploy_triton(
-        EM, tmp_path / "r", capsedge.TritonOptions(device="cuda:1", instances=2)
-    )
+    made = capsedge.deploy_triton(EM, tmp_path / "r", device="cuda:1", instances=2)
     assert [(m.name, m.ops, m.device) for m in made.models] == [(EM, "portable", "cuda")]
     found = config(tmp_path / "r", EM)
     assert found["instance_group"] == [{"count": 2, "kind": "KIND_GPU", "gpus": [1]}]
@@ -112,7 +106,7 @@ def test_on_a_gpu_the_bodies_run(tmp_path: Path) -> None:
 
 def test_a_fixed_batch(tmp_path: Path) -> None:
     net = save(capsule_model(batch=4), tmp_path / "net.onnx")
-    capsedge.deploy_triton(net, tmp_path / "r", capsedge.TritonOptions(ops="portable"))
+    capsedge.deploy_triton(net, tmp_path / "r", ops="portable")
     found = config(tmp_path / "r", "net")
     assert "max_batch_size" not in found  # protobuf leaves out a zero
     assert "dynamic_batching" not in found
@@ -126,7 +120,7 @@ def test_a_fixed_batch(tmp_path: Path) -> None:
 
 
 def test_a_batch_of_one_row(tmp_path: Path) -> None:
-    capsedge.deploy_triton(EM, tmp_path / "r", capsedge.TritonOptions(ops="portable", max_batch=1))
+    capsedge.deploy_triton(EM, tmp_path / "r", ops="portable", max_batch=1)
     found = config(tmp_path / "r", EM)
     assert found["max_batch_size"] == 1
     assert "dynamic_batching" not in found
@@ -217,7 +211,7 @@ def test_names_of_strangers(tmp_path: Path) -> None:
     assert list(found["model_warmup"][0]["inputs"]) == [evil]
     labels = replace(metadata(), class_names=("a\nb", "\x1b[31m", "c"))
     net = save(capsule_model(properties=labels.to_properties()), tmp_path / "net.onnx")
-    capsedge.deploy_triton(net, tmp_path / "r", capsedge.TritonOptions(ops="portable"))
+    capsedge.deploy_triton(net, tmp_path / "r", ops="portable")
     assert (tmp_path / "r/net/labels.txt").read_text() == "a\\nb\n\\x1b[31m\nc\n"
 
 
@@ -240,9 +234,7 @@ def test_names_never_meet(tmp_path: Path) -> None:
         "other",
     ]
     named_ones = [given["a"], f"other={given['b']}"]
-    made = capsedge.deploy_triton(
-        named_ones, tmp_path / "r", capsedge.TritonOptions(ops="portable")
-    )
+    made = capsedge.deploy_triton(named_ones, tmp_path / "r", ops="portable")
     assert [model.name for model in made.models] == ["Net", "other"]
 
 
@@ -278,14 +270,12 @@ def test_an_engine(tmp_path: Path) -> None:
 def test_engines_that_differ(tmp_path: Path) -> None:
     fixed = engine(tmp_path / "fixed.engine", batch=(8, 8, 8))
     fused = engine(tmp_path / "fused.engine", plugin="fused")
-    made = capsedge.deploy_triton(
-        [fixed, fused], tmp_path / "r", capsedge.TritonOptions(preferred_batches=(4,))
-    )
+    made = capsedge.deploy_triton([fixed, fused], tmp_path / "r", preferred_batches=(4,))
     assert [m.max_batch for m in made.models] == [0, 16]
     assert config(tmp_path / "r", "fused")["dynamic_batching"]["preferred_batch_size"] == [4]
     assert "LD_PRELOAD" in made.notes[-1]
     with pytest.raises(UsageError, match="runs on a GPU"):
-        capsedge.deploy_triton(fused, tmp_path / "r", capsedge.TritonOptions(device="cpu"))
+        capsedge.deploy_triton(fused, tmp_path / "r", device="cpu")
     rtx = engine(tmp_path / "rtx.engine", target="tensorrt-rtx", compute_capabilities=("8.9",))
     with pytest.raises(UnsupportedModelError, match="TensorRT-RTX"):
         capsedge.deploy_triton(rtx, tmp_path / "r")
@@ -301,7 +291,7 @@ def test_a_file_without_bodies(tmp_path: Path) -> None:
         assert [m.name for m in made.models] == ["net"]  # no twin: it could not run
     for options in ({"ops": "portable"}, {"device": "cuda"}):
         with pytest.raises(EnvironmentProblem, match="no function body"):
-            capsedge.deploy_triton(net, tmp_path / "r", capsedge.TritonOptions(**options))
+            capsedge.deploy_triton(net, tmp_path / "r", **options)
 
 
 @pytest.mark.parametrize(
@@ -323,7 +313,7 @@ def test_a_file_without_bodies(tmp_path: Path) -> None:
 )
 def test_refused(given: list[str], options: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=said):
-        capsedge.deploy_triton(given, tmp_path / "r", capsedge.TritonOptions(**options))
+        capsedge.deploy_triton(given, tmp_path / "r", **options)
     assert not (tmp_path / "r").exists()
 
 

@@ -27,7 +27,8 @@ def _quantized(folder: Path, precision: str) -> Path:
     capsedge.quantize(
         zoo_model("digits-em"),
         path,
-        capsedge.QuantizeOptions(precision=precision, max_drop=100),
+        precision=precision,
+        max_drop=100,
         calib_data=images,
     )
     return path
@@ -46,7 +47,7 @@ def _cascade(folder: Path) -> Path:
     capsedge.cascade(
         *pair(folder),
         folder / "net.onnx",
-        options=capsedge.CascadeOptions(min_agreement=0.98),
+        min_agreement=0.98,
         data=pixels(400),
     )
     nodes = onnx.load(folder / "net.onnx").graph.node
@@ -107,9 +108,7 @@ KINDS = (
 
 def _check(given: str | Path, folder: Path) -> None:
     """Deploy a file for the place where it is, and open every model of the repository."""
-    made = capsedge.deploy_triton(
-        given, folder / "r", capsedge.TritonOptions(mount=str(folder / "r"))
-    )
+    made = capsedge.deploy_triton(given, folder / "r", mount=str(folder / "r"))
     for model in made.models:
         check_model(folder / "r", model.name)
     batched = [bool(config(folder / "r", m.name).get("max_batch_size")) for m in made.models]
@@ -140,7 +139,7 @@ def test_a_file_with_its_trace(tmp_path: Path) -> None:
 
     net = tmp_path / "net.onnx"
     model = load_checkpoint(zoo_checkpoint("digits-dynamic"))
-    capsedge.export(model, net, capsedge.ExportOptions(extra_outputs=("reconstruction", "trace")))
+    capsedge.export(model, net, extra_outputs=("reconstruction", "trace"))
     _check(net, tmp_path)
     assert len(config(tmp_path / "r", "net")["output"]) > 3
 
