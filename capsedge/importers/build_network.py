@@ -138,7 +138,7 @@ def read_data(data: Path | str, config: ModelConfig, limit: int) -> ImageSet:
     prep = config.preprocessing
     if config.task == REGRESSION and config.outputs is not None:
         return read_targets(data, prep, config.outputs.names, limit)
-    images = read_images(data, prep, "test", limit)
+    images = read_images(data, prep, "test", limit, named=config.class_names)
     if images.labels is None:
         raise UsageError(
             f"{images.source} has no labels.",
