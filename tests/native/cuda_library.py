@@ -267,10 +267,14 @@ def _compile(compiler: str, checks: str, sources: Path, target: Path) -> None:
     common = ["-std=c++17", "-Wno-unknown-pragmas", "-fPIC", "-fvisibility=hidden", f"-I{sources}"]
     common += ["-DCAPSEDGE_EMULATE", *FLAGS[checks], "-x", "c++"]
     if checks != "races":
-        subprocess.run([compiler, *common, "-shared", *units(sources), "-o", str(target)], check=True)
+        subprocess.run(
+            [compiler, *common, "-shared", *units(sources), "-o", str(target)], check=True
+        )
         return
     with TemporaryDirectory() as name:
-        subprocess.run([compiler, *common, *INSTRUMENTED, "-c", *units(sources)], cwd=name, check=True)
+        subprocess.run(
+            [compiler, *common, *INSTRUMENTED, "-c", *units(sources)], cwd=name, check=True
+        )
         subprocess.run(
             [compiler, *common, "-shared", str(RACES), "-x", "none",
              *map(str, Path(name).glob("*.o")), "-o", str(target)],

@@ -74,7 +74,9 @@ def test_errors_of_the_cuda_runtime_are_left_to_nobody(tmp_path: Path) -> None:
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("the launch code needs g++")
-    units = [str(cuda_library.SOURCES / f"{name}.cpp") for name in ("cudart", "device_code", "launch")]
+    units = [
+        str(cuda_library.SOURCES / f"{name}.cpp") for name in ("cudart", "device_code", "launch")
+    ]
     subprocess.run(
         [compiler, "-std=c++17", "-DCAPSEDGE_CUDA_LINKED", f"-I{cuda_library.SOURCES}",
          str(Path(__file__).with_name("cuda_errors.cpp")), *units, "-o", str(tmp_path / "errors")],
@@ -89,7 +91,9 @@ def test_the_interface_of_the_cuda_runtime_is_that_of_its_headers() -> None:
     compiler = shutil.which("g++")
     headers = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "include"
     if compiler is None or not (headers / "cuda_runtime_api.h").is_file():
-        pytest.skip("needs g++ and CUDA's headers: install CUDA 12.8 or newer, or set CUDA_HOME to its folder")
+        pytest.skip(
+            "needs g++ and CUDA's headers: install CUDA 12.8 or newer, or set CUDA_HOME to its folder"
+        )
     done = subprocess.run(
         [compiler, "-std=c++17", "-fsyntax-only", "-Wno-invalid-offsetof", f"-I{headers}",
          f"-I{cuda_library.SOURCES}", str(Path(__file__).with_name("cudart_abi.cpp"))],

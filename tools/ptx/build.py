@@ -96,7 +96,9 @@ def _digest(files: Iterable[Path], *words: str) -> str:
 
 
 def _run(*words: str, cwd: Path | None = None) -> str:
-    done = subprocess.run(["nice", "-n", "10", *words], capture_output=True, text=True, check=False, cwd=cwd)
+    done = subprocess.run(
+        ["nice", "-n", "10", *words], capture_output=True, text=True, check=False, cwd=cwd
+    )
     if done.returncode:
         raise EnvironmentProblem(
             "The GPU's code could not be compiled.", f"{done.stdout[-1000:]}{done.stderr[-3000:]}",
@@ -224,10 +226,18 @@ def _compile(architecture: int, files: list[Path], target: Path, *, library: boo
         found = resources(_run(*common, *keep, "-c", str(unit), "-o", str(target / "kernels.o")))
         shutil.copy(folder / f"{unit.stem}.ptx", target / "kernels.ptx")
         shutil.copy(folder / f"{unit.stem}.fatbin", target / "kernels.fatbin")
-        lines = (f"{kernel} {used} {spilled}\n" for kernel, (used, spilled) in sorted(found.items()))
+        lines = (
+            f"{kernel} {used} {spilled}\n" for kernel, (used, spilled) in sorted(found.items())
+        )
         (target / "resources.txt").write_text("".join(lines))
         if library:
-            _run(*common, "-shared", str(target / "kernels.o"), "-o", str(target / "libcapsedge_cuda.so"))
+            _run(
+                *common,
+                "-shared",
+                str(target / "kernels.o"),
+                "-o",
+                str(target / "libcapsedge_cuda.so"),
+            )
 
 
 class Executor:

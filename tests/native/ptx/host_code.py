@@ -78,7 +78,11 @@ def loading(executor: build.Executor) -> None:
         ("cudaGetDevice", NO_DEVICE, "no GPU that CUDA can use: no CUDA-capable device"),
         ("cudaLibraryLoadData", NEW_PTX, "because the driver is too old"),
         ("cudaLibraryGetKernel", NO_SYMBOL, "no kernel capsedge_whole_kernel"),
-        ("cudaFuncGetAttributes", NO_CODE, "no code for the current GPU, of compute capability 9.0"),
+        (
+            "cudaFuncGetAttributes",
+            NO_CODE,
+            "no code for the current GPU, of compute capability 9.0",
+        ),
     ):
         executor.refuse(call, code)
         with pytest.raises(NativeError, match=words):
@@ -132,7 +136,10 @@ def wide(executor: build.Executor) -> None:
                         np.testing.assert_allclose(got, wanted, rtol=close, atol=close)
     ran = {launch["kernel"] for launch in executor.launches()}
     assert sum("votes_kernel_8_" in kernel for kernel in ran) == 4
-    assert sum(re.search(r"(whole|part)_kernel_\w+x2_", kernel) is not None for kernel in ran) >= WIDEST, sorted(ran)
+    assert (
+        sum(re.search(r"(whole|part)_kernel_\w+x2_", kernel) is not None for kernel in ran)
+        >= WIDEST
+    ), sorted(ran)
 
 
 WIDEST = 28  # kernels with two parents for each lane
