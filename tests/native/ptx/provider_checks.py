@@ -1,7 +1,7 @@
 """What sessions on ONNX Runtime's own CUDA provider do with the CUDA kernels, on executed PTX.
 
-``python -m tests.native.ptx.provider_checks NAME``, each in a process of its own: a kernel's fault ends all work
-of its process, and the kernels' file is one for a process.
+``python -m tests.native.ptx.provider_checks NAME``, each in a process of its own: a kernel's fault ends all
+work of its process, and the kernels' file is one for a process.
 """
 
 from __future__ import annotations
