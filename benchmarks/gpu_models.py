@@ -40,6 +40,7 @@ from capsedge.runtime.files.writing import write_bytes
 from capsedge.spec.vocabularies import TENSORRT, TENSORRT_RTX
 
 ONNX_RUNTIME = "ONNX Runtime, CUDA"
+OPS = {"fused": "fused", "portable": "bodies"}
 ENGINES = {"TensorRT": TENSORRT, "TensorRT-RTX": TENSORRT_RTX}
 LIMIT = {"fp32": 1e-3, "fp16": 3e-2, "int8": 3e-2}  # largest difference
 PLUGINS = ("native", "fused")
@@ -53,14 +54,13 @@ def model_rows(
     import torch
 
     from capsedge.exporters.export import export
-    from capsedge.exporters.export_options import ExportOptions
     from capsedge.models import build, get_config
 
     name, _, iterations = model.partition(":")
     torch.manual_seed(0)
     network = build(get_config(name), iterations=int(iterations)).eval()
     file = folder / f"{name}-{iterations}.onnx"
-    export(network, file, ExportOptions(ops="portable"))
+    export(network, file)
     network = network.cuda()
     prepared = network.config.preprocessing
     shape = (prepared.channels, prepared.height, prepared.width)
@@ -77,8 +77,10 @@ def model_rows(
         rows: dict[str, Callable[[], dict[str, Any]]] = {
             EAGER: lambda run=eager: on_torch(run),
             GRAPH: lambda run=eager: on_torch(graphed(run)),
-            ONNX_RUNTIME: lambda x=images, w=wanted: on_provider(file, x.cpu().numpy(), w),
         }
+        for (ops, shown), graphs in product(OPS.items(), (False, True)):
+            peer = f"{ONNX_RUNTIME}, {shown}{', graph' if graphs else ''}"
+            rows[peer] = lambda x=images, w=wanted, o=ops, g=graphs: on_provider(file, x, w, o, g)
         if mode:
             rows[COMPILED] = lambda run=eager: compiled(run, mode)
         for (peer, target), plugin, precision in product(ENGINES.items(), PLUGINS, LIMIT):
@@ -99,30 +101,27 @@ def compared(found: dict[str, Any], wanted: dict[str, Any], limit: float) -> dic
     return {"difference": worst}
 
 
-def on_provider(file: Path, images: Any, wanted: dict[str, Any]) -> dict[str, Any]:
-    """ONNX Runtime with its CUDA provider."""
+def on_provider(
+    file: Path, images: Any, wanted: dict[str, Any], ops: str, graphs: bool
+) -> dict[str, Any]:
+    """ONNX Runtime's CUDA provider, run by the session, with its input and outputs on the GPU."""
     import onnxruntime
+    import torch
 
     import capsedge
-    from capsedge.runtime.backends.onnxruntime_backend import OnnxRuntimeBackend
 
-    backend = capsedge.load(file, device="cuda", ops="portable").backend
-    assert isinstance(backend, OnnxRuntimeBackend)
-    session = backend.session
-    binding = session.io_binding()
-    binding.bind_ortvalue_input(
-        session.get_inputs()[0].name, onnxruntime.OrtValue.ortvalue_from_numpy(images, "cuda", 0)
-    )
-    for output in session.get_outputs():
-        binding.bind_output(output.name, "cuda")
-    session.run_with_iobinding(binding)
-    names = [output.name for output in session.get_outputs()]
-    found = dict(zip(names, (x.numpy() for x in binding.get_outputs()), strict=True))
+    session = capsedge.load(file, device="cuda", ops=ops, graphs=graphs)
+    given = {session.inputs[0].name: images}
+    for _ in range(2):  # the second call captures
+        out = {name: torch.from_dlpack(x) for name, x in session.run_on_device(given).items()}
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    run = lambda: session.run_on_device(given, out=out, stream=stream)  # noqa: E731
+    run()
+    found = {name: tensor.cpu().numpy() for name, tensor in out.items()}
     verdict = compared(found, wanted, LIMIT["fp32"])
     if "failed" in verdict:
         return verdict
-    times = timed(lambda: session.run_with_iobinding(binding), binding.synchronize_outputs)
-    return {**times, **verdict, "version": onnxruntime.__version__}
+    return {**timed(run, stream.synchronize), **verdict, "version": onnxruntime.__version__}
 
 
 @dataclass(frozen=True)

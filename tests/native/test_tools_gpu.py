@@ -35,7 +35,8 @@ def test_steps_have_names_of_their_own_and_come_by_stage() -> None:
         assert len(set(names)) == len(names)
         order = [STAGES.index(step.stage) for step in steps(small)]
         assert order == sorted(order)
-        assert set(order) == set(range(len(STAGES)))
+        left_out = {"provider"} if small else set()  # ONNX Runtime's own kernels need a GPU
+        assert {STAGES[k] for k in order} == {*STAGES} - left_out
 
 
 def test_verdicts(tmp_path: Path) -> None:

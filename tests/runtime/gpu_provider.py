@@ -1,7 +1,8 @@
 """ONNX Runtime's CUDA provider under capsedge: ``python -m tests.runtime.gpu_provider RESULT.json``.
 
-The zoo's models against the CPU, from one thread and from several, and what a session adds to the time. Needs
-a GPU, onnxruntime-gpu and the libraries that it asks for (cuDNN and cuBLAS; torch brings them).
+The zoo's models against the CPU: with kernels and with function bodies, with and without CUDA graphs, from
+one thread and from several; and what a session adds to the time. Needs a GPU, onnxruntime-gpu and the
+libraries that it asks for (cuDNN and cuBLAS; torch brings them), and capsedge-cuda for the kernels.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ SAMPLES = sorted((ROOT / "capsedge" / "zoo" / "samples").glob("*.png"))
 BATCHES = (1, 3, 32, 100)
 LIMIT = 1e-4  # of the largest value of an output: FP32 in another order of sums
 THREADS, RUNS = 4, 20
+CALLS = 3  # of a batch size: the second is captured, the third replays
+WAYS = tuple((ops, graphs) for ops in ("fused", "portable") for graphs in (False, True))
 
 
 def inputs(session: capsedge.Session, count: int) -> dict[str, NDArray[Any]]:
@@ -48,18 +51,23 @@ def difference(found: dict[str, NDArray[Any]], wanted: dict[str, NDArray[Any]]) 
     return worst
 
 
-def checks(name: str, path: Path) -> Iterator[tuple[str, Any]]:
+def checks(path: Path, ops: str, graphs: bool) -> Iterator[tuple[str, Any]]:
     """What was found for a model, by name; a word that begins with "wrong" is a failure."""
     cpu = capsedge.load(path, ops="portable")
     try:
-        gpu = capsedge.load(path, device="cuda")
+        gpu = capsedge.load(path, device="cuda", ops=ops, graphs=graphs)
     except CapsedgeError as error:
         yield "refused", " ".join(str(error).replace(str(path), path.name).splitlines())
         return
+    yield "operators", gpu.backend.ops if gpu.backend.ops == ops else f"wrong: {gpu.backend.ops}"
     for count in BATCHES:
         feeds = inputs(cpu, count)
         wanted = cpu.run(feeds)
-        found = gpu.run(feeds)
+        first = gpu.run(feeds)
+        for _ in range(CALLS - 1):
+            found = gpu.run(feeds)
+        if any(not np.array_equal(found[key], first[key]) for key in first):
+            yield f"repeated at {count}", f"wrong: other bits, by {difference(found, first):.3g}"
         kept = {key: value.copy() for key, value in found.items()}
         again = gpu.run({key: np.zeros_like(value) for key, value in feeds.items()})
         if any(not np.array_equal(found[key], kept[key], equal_nan=True) for key in kept):
@@ -73,7 +81,9 @@ def checks(name: str, path: Path) -> Iterator[tuple[str, Any]]:
     labels = [[session.predict(path)[0].label for path in SAMPLES] for session in (cpu, gpu)]
     yield "labels", "equal" if labels[0] == labels[1] else f"wrong: {labels}"
     yield "threads", threads(gpu, cpu)
-    yield "times", times(gpu, inputs(cpu, 32))
+    if graphs:
+        yield "graphs", gpu.backend.no_graph_reason or f"{gpu.backend.captured} captured"  # type: ignore[attr-defined]
+    yield "times", {str(count): times(gpu, inputs(cpu, count)) for count in (1, 32)}
     gpu.close()
 
 
@@ -117,8 +127,10 @@ def main() -> int:
     for name in MODELS:
         path = zoo_model(name)
         assert path is not None
-        found[name] = dict(checks(name, path))
-        print(name, json.dumps(found[name]), file=sys.stderr)
+        for ops, graphs in WAYS:
+            row = f"{name}, {ops}{', graph' if graphs else ''}"
+            found[row] = dict(checks(path, ops, graphs))
+            print(row, json.dumps(found[row]), file=sys.stderr)
     write_bytes(target, (json.dumps({"provider": found}, indent=1) + "\n").encode())
     wrong = [f"{name}: {key}" for name, row in found.items() for key, value in row.items()
              if str(value).startswith("wrong")]  # fmt: skip

@@ -21,6 +21,8 @@ from pathlib import Path
 
 from capsedge.errors import CapsedgeError
 
+from tests.native import cuda_library
+
 from . import emulated, pack, report
 from .running import State, run, workers
 from .steps import STAGES, Step, steps
@@ -73,12 +75,15 @@ def _pack(folder: Path, provider: Path | None) -> int:
 
 
 def carried() -> dict[str, str]:
-    """The environment that puts a carried ONNX Runtime before the machine's own."""
-    provider = pack.ROOT / pack.PROVIDER
-    if not provider.is_dir():
-        return {}
-    others = os.environ.get("PYTHONPATH", "")
-    return {"PYTHONPATH": f"{provider}{others and os.pathsep}{others}"}
+    """The environment that puts a carried ONNX Runtime before the machine's own, and names the kernels."""
+    found: dict[str, str] = {}
+    library, provider = cuda_library.gpu_library(), pack.ROOT / pack.PROVIDER
+    if library is not None and cuda_library.KERNELS not in os.environ:
+        found[cuda_library.KERNELS] = str(cuda_library.kernels_of(library))
+    if provider.is_dir():
+        others = os.environ.get("PYTHONPATH", "")
+        found["PYTHONPATH"] = f"{provider}{others and os.pathsep}{others}"
+    return found
 
 
 def _plan(wanted: Sequence[Step]) -> None:

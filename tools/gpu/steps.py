@@ -10,7 +10,16 @@ from tests.native import cuda_library
 from tests.native.cuda_behaviour import BEHAVIOURS
 from tests.native.cuda_sanitizer import TOOLS
 
-STAGES = ("inventory", "conformance", "behaviour", "sanitizer", "latency", "counters", "models")
+STAGES = (
+    "inventory",
+    "conformance",
+    "behaviour",
+    "provider",
+    "sanitizer",
+    "latency",
+    "counters",
+    "models",
+)
 OUTPUT = "{output}"  # in a command, stands for the file of its result
 BATCHES = (1, 128, 8, 32)
 MODELS = ("capsnet-mnist:3", "em-smallnorb:3", "attention-cifar10-simple:2")
@@ -60,6 +69,7 @@ def steps(small: bool = False) -> list[Step]:
         Step("inventory", "inventory", _python("tools.gpu.inventory", OUTPUT), 5, 60),
         *_conformance(small),
         *_behaviour(small),
+        *_provider(small),
         *_sanitizer(small),
         *_latency(small),
         *_counters(small),
@@ -84,9 +94,16 @@ def _behaviour(small: bool) -> Iterator[Step]:
             continue  # 70,000 images take an emulated GPU an hour
         command = _python("tests.native.cuda_behaviour", name)
         yield Step(f"behaviour-{name}", "behaviour", command, 10, 300, ("gpu", "kernels"))
-    if not small:
-        command = _python("tests.runtime.gpu_provider", OUTPUT)
-        yield Step("behaviour-provider", "behaviour", command, 60, 300, ("gpu", "onnxruntime"))
+
+
+def _provider(small: bool) -> Iterator[Step]:
+    if small:
+        return  # ONNX Runtime's own kernels do not run on an emulated GPU
+    needs = ("gpu", "kernels", "onnxruntime")
+    command = _python("tests.runtime.gpu_provider", OUTPUT)
+    yield Step("provider-sessions", "provider", command, 120, 600, needs)
+    command = _python("pytest", "-q", "-m", "gpu", "tests/runtime")
+    yield Step("provider-tests", "provider", command, 60, 300, (*needs, "torch"))
 
 
 def _sanitizer(small: bool) -> Iterator[Step]:
