@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from capsedge.errors import CapsedgeError
-
 from tests.native import cuda_library
 
 from . import emulated, pack, report

@@ -142,8 +142,8 @@ def _against_ptx(steps: Sequence[dict[str, Any]]) -> list[str]:
 def _provider(steps: Sequence[dict[str, Any]]) -> list[str]:
     lines = [
         f"| {model} | {check} | {_cell(str(value))} |"
-        for document in _documents(steps, "provider")
-        for model, checks in document.get("provider", {}).items()
+        for row in steps
+        for model, checks in (row["document"] or {}).get("provider", {}).items()
         for check, value in checks.items()
     ]
     if not lines:
