@@ -35,6 +35,11 @@ def _pick(items: Any, random: Random) -> Any:
     return items[int(random.integers(len(items)))]
 
 
+def _plain(path: Path) -> bool:
+    """Whether a file can still be read to its end: not once it is a link to /dev/zero, or a pipe."""
+    return path.is_file() and not path.is_symlink()
+
+
 def _bytes(path: Path, random: Random) -> None:
     data = bytearray(path.read_bytes())
     for _ in range(int(random.integers(1, 5))):
@@ -81,6 +86,8 @@ def _places(value: Any) -> list[tuple[Any, Any]]:
 def _describe(path: Path, random: Random) -> None:
     """Another value of the description, or one fewer."""
     path = path.with_name("m.json")
+    if not _plain(path):
+        return
     document = json.loads(path.read_text())
     for _ in range(int(random.integers(1, 4))):
         container, key = _pick(_places(document), random)
@@ -120,8 +127,10 @@ def mutate(number: int, folder: Path) -> list[str]:
     else:
         files = sorted(path for path in place.iterdir() if path.is_file())
         for _ in range(int(random.integers(1, 4))):
+            path, change = _pick(files, random), _pick(MUTATIONS, random)
             with contextlib.suppress(OSError, ValueError, KeyError, IndexError, TypeError):
-                _pick(MUTATIONS, random)(_pick(files, random), random)
+                if _plain(path):
+                    change(path, random)
     return ["verify", str(place), "--reference", str(model)]
 
 
