@@ -64,9 +64,10 @@ class Captures:
             while self._capturing:
                 self._changed.wait()
             self._capturing = True  # now: or calls that follow one another would keep it waiting
-            while self._running:
-                self._changed.wait()
         try:
+            with self._changed:
+                while self._running:
+                    self._changed.wait()
             yield
         finally:
             with self._changed:
