@@ -92,7 +92,7 @@ def graphs(gpu: capsedge.Session, feeds: dict[str, NDArray[Any]]) -> str:
     """Whether calls replay graphs, with the bits of a session without them."""
     backend = gpu.backend
     assert isinstance(backend, OnnxRuntimeCudaBackend)
-    with capsedge.load(gpu.path, capsedge.RuntimeOptions(device="cuda", graphs=False)) as without:
+    with capsedge.load(gpu.path, device="cuda", graphs=False) as without:
         wanted = without.run(feeds)
     worst = max(difference(gpu.run(feeds), wanted) for _ in range(5))
     if worst > LIMIT or backend.no_graph_reason or not backend.captured:
@@ -116,7 +116,7 @@ def threads(gpu: capsedge.Session, cpu: capsedge.Session) -> str:
 def times(gpu: capsedge.Session, feeds: dict[str, NDArray[Any]]) -> dict[str, float]:
     """Milliseconds per call (median), of the session, without graphs, and of ONNX Runtime alone; in turns."""
     assert isinstance(gpu.backend, OnnxRuntimeCudaBackend)
-    without = capsedge.load(gpu.path, capsedge.RuntimeOptions(device="cuda", graphs=False))
+    without = capsedge.load(gpu.path, device="cuda", graphs=False)
     plain, names = gpu.backend.session, [port.name for port in gpu.backend.outputs]
     ways: dict[str, Callable[[], Any]] = {
         "session_ms": lambda: gpu.run(feeds),
