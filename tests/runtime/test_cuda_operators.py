@@ -33,7 +33,7 @@ def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     file = tmp_path / "kernels.fatbin"
     file.write_bytes(b"")
     monkeypatch.setenv(VARIABLE, str(file))
-    monkeypatch.setattr(chosen_by, "driver_version", lambda: "13.0")
+    monkeypatch.setattr("capsedge.runtime.backends.cuda.driver_version", lambda: "13.0")
     return file
 
 
@@ -209,7 +209,7 @@ def test_files_without_operators() -> None:
 def test_a_part_that_is_missing_means_bodies(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Said by doctor; ops 'fused' is an error, and so is a file without bodies."""
     if part == "driver":
-        monkeypatch.setattr(chosen_by, "driver_version", lambda: "12.8")
+        monkeypatch.setattr("capsedge.runtime.backends.cuda.driver_version", lambda: "12.8")
     else:
         name = {"kernels": "find_cuda_kernels", "library": "find_library"}[part]
         monkeypatch.setattr(chosen_by, name, lambda: None)
