@@ -28,15 +28,12 @@ U, WEIGHT, PRIOR, BIAS = ("N", 6, 8), (6, 3, 4, 8), (6, 3), (3, 4)
 @pytest.fixture(autouse=True)
 def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file of kernels that nothing loads, and a driver that is new enough."""
-    library = find_library()
-    if library is None or not hasattr(
-        __import__("ctypes").CDLL(str(library)), "capsedge_cuda_takes"
-    ):
+    if find_library() is None:
         pytest.skip("the native library is not built: pip install -e . with a C++ compiler")
     file = tmp_path / "kernels.fatbin"
     file.write_bytes(b"")
     monkeypatch.setenv(VARIABLE, str(file))
-    monkeypatch.setattr(chosen_by, "driver_version", lambda: "13.0")
+    monkeypatch.setattr("capsedge.runtime.backends.cuda.driver_version", lambda: "13.0")
     return file
 
 
@@ -212,7 +209,7 @@ def test_files_without_operators() -> None:
 def test_a_part_that_is_missing_means_bodies(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Said by doctor; ops 'fused' is an error, and so is a file without bodies."""
     if part == "driver":
-        monkeypatch.setattr(chosen_by, "driver_version", lambda: "12.8")
+        monkeypatch.setattr("capsedge.runtime.backends.cuda.driver_version", lambda: "12.8")
     else:
         name = {"kernels": "find_cuda_kernels", "library": "find_library"}[part]
         monkeypatch.setattr(chosen_by, name, lambda: None)

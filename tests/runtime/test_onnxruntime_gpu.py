@@ -10,7 +10,8 @@ import onnxruntime
 import pytest
 
 import capsedge
-from capsedge.errors import ArtefactError
+from capsedge.errors import ArtefactError, EnvironmentProblem
+from capsedge.runtime.backends import onnxruntime_backend
 from capsedge.runtime.backends.onnxruntime_session import CPU, CUDA, NO_FALLBACK
 from capsedge.runtime.profiling.worker import ops_argument
 from capsedge.runtime.runtime_options import RuntimeOptions
@@ -62,3 +63,35 @@ def test_a_profile_repeats_the_operators_that_run(tmp_path: Path, asked: list[An
     path = save(capsule_model(), tmp_path / "m.onnx")
     options = RuntimeOptions(device="cuda", ops="portable")
     assert ops_argument(capsedge.load(path, options)) == "portable"
+
+
+@pytest.mark.parametrize("ops", ["auto", "fused"])
+def test_a_cuda_runtime_that_is_too_old_means_function_bodies(
+    tmp_path: Path, asked: list[Any], monkeypatch: pytest.MonkeyPatch, ops: str
+) -> None:
+    """Only a session can tell; ops 'fused' is an error."""
+    tried: list[str] = []
+
+    def with_operators(bare: Any, path: Path, data: bytes, summary: Any, ops: str) -> Any:
+        tried.append(ops)
+        return bare, False
+
+    class Session(onnxruntime.InferenceSession):  # type: ignore[misc]
+        def __init__(self, *given: Any, **rest: Any) -> None:
+            if tried[-1] != "portable":
+                raise RuntimeError(
+                    "capsedge cannot use the CUDA kernels: libcudart.so.12 is CUDA 12.4, and 12.8 or newer "
+                    "is needed"
+                )
+            super().__init__(*given, **rest)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", Session)
+    monkeypatch.setattr(onnxruntime_backend, "with_operators", with_operators)
+    path = save(capsule_model(), tmp_path / "m.onnx")
+    options = capsedge.RuntimeOptions(device="cuda", ops=ops)
+    if ops == "fused":
+        with pytest.raises(EnvironmentProblem, match=r"do not run here[^\0]*12\.8 or newer"):
+            capsedge.load(path, options)
+    else:
+        assert capsedge.load(path, options).backend.ops == "portable"
+        assert tried == ["auto", "portable"]

@@ -70,9 +70,9 @@ def test_a_missing_provider_is_no_reason_to_use_the_cpu(model: Path, provider: s
     assert "capsedge[gpu]" in caught.value.fix
 
 
-def test_cpu_kernels_are_never_registered_on_a_gpu(model: Path) -> None:
-    with pytest.raises(UsageError, match="kernels for the CPU"):
-        capsedge.load(model, device="cuda", ops="fused")
+def test_the_tensorrt_provider_has_function_bodies(model: Path) -> None:
+    with pytest.raises(UsageError, match="kernels for the CPU and for the CUDA provider"):
+        capsedge.load(model, device="cuda", provider="tensorrt", ops="fused")
 
 
 def test_nodes_on_the_cpu_are_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

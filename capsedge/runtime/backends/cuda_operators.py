@@ -20,7 +20,6 @@ from capsedge.errors import (
     UnsupportedModelError,
     UsageError,
 )
-from capsedge.runtime.backends.cuda import driver_version, load_cuda
 from capsedge.runtime.backends.native_library import (
     check_nodes,
     find_library,
@@ -76,6 +75,8 @@ def find_parts() -> tuple[Path, Path]:
             "They come in a package of their own.",
             f"pip install capsedge-cuda=={__version__}",
         )
+    from capsedge.runtime.backends.cuda import driver_version  # not for sessions on the CPU
+
     driver = driver_version()
     if driver and int(driver.split(".")[0]) < CUDA:
         raise NoKernelsHere(
@@ -183,6 +184,8 @@ def load_problem(library: Path, kernels: Path) -> str:
     Raises:
         EnvironmentProblem: the operator library does not load.
     """
+    from capsedge.runtime.backends.cuda import load_cuda
+
     with suppress(EnvironmentProblem):
         load_cuda()  # so that the library finds a CUDA runtime that only a Python package has
     load, text = _function(library, "capsedge_cuda_load"), ctypes.create_string_buffer(1024)

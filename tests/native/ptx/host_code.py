@@ -68,6 +68,8 @@ def wrong_launches(executor: build.Executor) -> None:
         layer.types += 8
         executor.refuse(call_name, NO_DEVICE)
         assert b"a cluster" not in library.capsedge_cuda_describe(ctypes.byref(layer))
+    layer.parents += 1  # another grid
+    assert b"a cluster" in library.capsedge_cuda_describe(ctypes.byref(layer))
 
 
 def loading(executor: build.Executor) -> None:

@@ -156,7 +156,7 @@ def test_all_of_the_launch_code_runs(tmp_path: Path) -> None:
         python("tests.native.ptx.host_code", name, **own.variables(), **counters)
     found = executed_lines(tmp_path, tmp_path / "counters")
     for file in ("launch.cpp", "launch.h"):
-        assert len(found[file]) > 5
+        assert len(found[file]) > 2
         assert [line for line, count in found[file].items() if not count] == [], file
     text = (TENSORRT / "plugin.cpp").read_text().splitlines()
     start = next(k for k, line in enumerate(text, 1) if "Plugin::enqueue" in line)

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <new>
+#include <exception>
 #include <string>
 
 #include "device_code.h"
@@ -45,8 +45,8 @@ extern "C" int capsedge_cuda_load(const char* path, char* error, size_t error_si
   try {
     const std::string why = load_code(path);
     return failed(why.empty() ? nullptr : why.c_str(), error, error_size);
-  } catch (const std::bad_alloc&) {
-    return failed("there is not enough memory for the kernels", error, error_size);
+  } catch (const std::exception& problem) {  // memory
+    return failed(problem.what(), error, error_size);
   }
 }
 
