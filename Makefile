@@ -21,7 +21,7 @@ PAGE := capsedge/serving/deploy/site/index.html
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-slow test-nvidia test-ray test-gpu-code bench-serve runtimes web test-web wheels test-wheel test-release test-arm docs conformance fuzz mutants native-builds cuda lint format clean
+.PHONY: help demo test test-all test-slow test-nvidia test-ray test-gpu-code test-cuda-provider bench-serve runtimes web test-web wheels cuda-wheel test-wheel test-release test-arm docs conformance fuzz mutants native-builds cuda lint format clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -101,21 +101,31 @@ mutants: $(READY) ## Put faults into the code and count which tests find them (t
 	$(BIN)/python $(INSTALL) 'capsedge[mutants]'
 	$(BIN)/python -m tools.mutants $(SUBJECT:%=--only %)
 
+test-cuda-provider: $(READY) ## Test ONNX Runtime's CUDA provider with our kernels, without a GPU; installs onnxruntime-gpu, and nvcc if it is missing, in build
+	@echo "Installing onnxruntime-gpu (256 MB) in build/provider, apart from the environment's ONNX Runtime."
+	command -v nvcc > /dev/null || export PATH="$$(dirname "$$(PYTHON=$(PYTHON) tools/nvcc.sh)"):$$PATH" && \
+	$(BIN)/python -m tools.ptx.provider && \
+	CAPSEDGE_REQUIRE_PROVIDER=1 $(BIN)/python -m pytest -n 2 --dist worksteal tests/native/ptx/test_provider.py -m "not slow"
+
 test-gpu-code: $(READY) ## Execute nvcc's code for the CUDA kernels on the CPU, all cases, three architectures (needs nvcc of CUDA 13)
-	$(BIN)/python -m pytest -n 2 --dist worksteal tests/native/ptx tests/native/test_first_gpu_day.py -m "slow or not slow"
+	$(BIN)/python -m tools.ptx.provider
+	CAPSEDGE_REQUIRE_PROVIDER=1 $(BIN)/python -m pytest -n 2 --dist worksteal tests/native/ptx tests/native/test_first_gpu_day.py -m "slow or not slow"
 
 native-builds: $(READY) ## Test sanitizer, old x86 and ARM builds of the kernels (needs g++-aarch64-linux-gnu, qemu-user)
 	$(BIN)/python -m pytest tests/native -m slow
 
-wheels: $(DEMO) web ## Build the page, the source archive and all wheels in dist/
+wheels: $(DEMO) web cuda ## Build the page, the CUDA kernels, the source archive and all wheels in dist/
 	$(BIN)/python $(INSTALL) 'capsedge[release]'
 	$(BIN)/python -m tools.wheels
+
+cuda-wheel: $(DEMO) cuda ## Build the wheel capsedge-cuda alone, in dist/
+	$(BIN)/python -m tools.wheels cuda
 
 test-wheel: $(READY) $(PAGE) ## Build the wheel for this processor, install it in an environment of its own, compare it with the local build
 	$(BIN)/python $(INSTALL) 'capsedge[release]'
 	CAPSEDGE_REQUIRE_RELEASE=1 $(BIN)/python -m pytest -n 0 -m slow tests/release/test_native_wheel.py
 
-test-release: $(READY) $(PAGE) ## Build a release and test what is in it, on every Python of this machine; asks the package index
+test-release: $(READY) $(PAGE) cuda ## Build a release and test what is in it, on every Python of this machine; asks the package index
 	$(BIN)/python $(INSTALL) 'capsedge[release]'
 	CAPSEDGE_REQUIRE_RELEASE=1 $(BIN)/python -m pytest -n 0 -m slow tests/release --ignore=tests/release/test_arm_wheel.py
 
@@ -129,8 +139,10 @@ docs: $(DEMO) ## Build the documentation site in build/site
 	$(BIN)/python $(INSTALL) 'capsedge[docs]'
 	$(BIN)/python -m mkdocs build --strict
 
-cuda: ## Build the CUDA kernels in build/cuda, for every GPU that nvcc supports (CUDA_ARCHITECTURES=87 for one)
-	cmake -S capsedge/runtime/native -B build/cuda -DCAPSEDGE_CUDA=ON -DCAPSEDGE_CUDA_ARCHITECTURES="$(CUDA_ARCHITECTURES)"
+cuda: ## Build the CUDA kernels for every GPU in build/cuda, 13 minutes of one core (CUDA_ARCHITECTURES=87 for one)
+	nvcc=$$(PYTHON=$(PYTHON) tools/nvcc.sh) && \
+	cmake -S capsedge/runtime/native -B build/cuda -DCAPSEDGE_CUDA=ON -DCAPSEDGE_NVCC="$$nvcc" \
+		-DCAPSEDGE_CUDA_ARCHITECTURES="$(CUDA_ARCHITECTURES)"
 	cmake --build build/cuda --target capsedge_cuda
 
 format: $(READY) ## Format the code

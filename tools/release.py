@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -53,7 +54,7 @@ def check_distributions(found: list[Path], version: str) -> None:
     if len(found) != len(wheels.KINDS):
         raise SystemExit(f"error: {len(wheels.KINDS)} distributions wanted, {len(found)} made")
     for file in found:
-        if not file.name.startswith((f"capsedge-{version}-", f"capsedge-{version}.tar")):
+        if not re.match(rf"capsedge(_cuda)?-{re.escape(version)}(-|\.tar)", file.name):
             raise SystemExit(f"error: {file.name} is not of version {version}")
     print(_python("twine", "check", "--strict", *found), end="")
     for processor in wheels.PROCESSORS:

@@ -1,4 +1,4 @@
-"""Build the distributions: a source archive, a wheel with the libraries for each platform, and one without.
+"""Build the distributions: source archive, wheels with libraries for each platform, one without, the CUDA kernels.
 
     make wheels                             # all of them, in dist/
     python -m tools.wheels pure x86_64      # some of them
@@ -6,7 +6,8 @@
 The libraries are compiled by zig's Clang for glibc 2.17 (2012), for both processors on one machine. A wheel
 for this machine's processor is refused if its kernels choose other SIMD levels here than the local build's:
 without vectors it would compute the same, many times slower. The wheel without libraries (``py3-none-any``)
-serves every other platform: models run there through the function bodies in their files.
+serves every other platform: models run there through the function bodies in their files. The CUDA kernels
+are a distribution of their own, ``capsedge-cuda`` (`tools/cuda_wheel.py`).
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ from pathlib import Path
 from capsedge.errors import EnvironmentProblem
 from capsedge.runtime.backends import native_library
 from capsedge.serving.deploy.web import built_page
+from tools import cuda_wheel
 
 ROOT = Path(__file__).resolve().parent.parent
 DIST = ROOT / "dist"
 GLIBC = (2, 17)
 PROCESSORS = ("x86_64", "aarch64")
-KINDS = ("sdist", "pure", *PROCESSORS)
+KINDS = ("sdist", "pure", *PROCESSORS, "cuda")
 _TOOLCHAIN = ROOT / "capsedge" / "runtime" / "native" / "cmake" / "zig.cmake"
 
 
@@ -151,7 +153,8 @@ def make(kind: str, target: Path = DIST) -> Path:
         target: folder into which it is moved when complete.
 
     Raises:
-        SystemExit: zig is missing, or the wheel has other SIMD levels than the local build.
+        SystemExit: zig is missing, the wheel has other SIMD levels than the local build, or the CUDA kernels are
+            not compiled.
         subprocess.CalledProcessError: the build failed; its output is on stderr.
     """
     with tempfile.TemporaryDirectory(prefix="capsedge-wheel-") as name:
@@ -160,6 +163,8 @@ def make(kind: str, target: Path = DIST) -> Path:
             made = _build(folder, "--sdist")
         elif kind == "pure":
             made = _build(folder, "--wheel", "-Cwheel.cmake=false", "-Cwheel.platlib=false")
+        elif kind == "cuda":
+            made = cuda_wheel.make(folder)
         else:
             made = _with_libraries(folder, kind)
         target.mkdir(parents=True, exist_ok=True)
@@ -181,11 +186,13 @@ def main() -> None:
     unknown = set(options.kinds) - set(KINDS)
     if unknown:
         parser.error(f"unknown: {', '.join(sorted(unknown))}; known: {', '.join(KINDS)}")
+    kinds = options.kinds or KINDS
     try:
-        built_page()
+        if set(kinds) - {"cuda"}:
+            built_page()
     except EnvironmentProblem as error:
         raise SystemExit(f"error: {error}") from None
-    for kind in options.kinds or KINDS:
+    for kind in kinds:
         print(make(kind, options.into))
 
 

@@ -18,6 +18,7 @@ from capsedge.errors import CapsedgeError
 from capsedge.runtime import machine as gpu
 from capsedge.runtime.backends import cuda as cuda_runtime
 from capsedge.runtime.backends import onnxruntime_session
+from capsedge.runtime.backends.cuda_operators import find_parts, load_problem
 from capsedge.runtime.backends.native_library import find_library
 from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime
 from capsedge.runtime.backends.tensorrt_library import find_plugin, how_to_get
@@ -94,7 +95,7 @@ def nvidia_checks() -> list[Check]:
     version = installed_version("tensorrt")
     of = "" if l4t else cuda_of_wheels()
     driver = cuda_runtime.driver_version()
-    return [*lines, _cuda(), tensorrt(version, l4t, of, driver), _plugin(version)]
+    return [*lines, _cuda(), _cuda_kernels(), tensorrt(version, l4t, of, driver), _plugin(version)]
 
 
 def cuda_of_wheels() -> str:
@@ -195,6 +196,25 @@ def cuda(runtime: str, driver: str) -> Check:
             f"install NVIDIA driver {least or 'of this CUDA version'} or later",
         )  # fmt: skip
     return Check("CUDA runtime", _GPU, OK, f"{runtime}, driver for {driver}")
+
+
+def _cuda_kernels() -> Check:
+    """Capsule operators in ONNX Runtime's CUDA provider."""
+    name, cost = (
+        "CUDA kernels",
+        "on a GPU, ONNX Runtime runs function bodies: same results, slower routing",
+    )
+    try:
+        library, kernels = find_parts()
+        if why := load_problem(library, kernels) if has_gpu() else "":
+            raise onnxruntime_session.kernels_problem(why)
+    except onnxruntime_session.NoKernelsHere as error:
+        return Check(name, _GPU, MISSING, _reason(error), cost, error.fix)
+    except CapsedgeError as error:
+        return Check(
+            name, _GPU, BROKEN, _reason(error), "no model loads on a GPU with ops 'auto'", error.fix
+        )
+    return Check(name, _GPU, OK, f"{kernels}{'' if has_gpu() else ' (but no GPU)'}")
 
 
 def _plugin(tensorrt_version: str) -> Check:

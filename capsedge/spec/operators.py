@@ -173,15 +173,28 @@ class Operator:
         Args:
             shapes: shapes of the node's inputs; None for one that is not known.
         """
-        if not self.plugin or self.per_image(len(shapes)):
-            return False
+        return self.plugin and not self.plugin_lacks(shapes)
+
+    @property
+    def has_cuda_kernel(self) -> bool:
+        """Whether the CUDA kernels compute it; those of an operator take its INT8 weights, too."""
+        return self.plugin or (bool(self.quantizes) and OPERATORS[self.quantizes].plugin)
+
+    def plugin_lacks(self, shapes: Sequence[Sequence[int | str | None] | None]) -> bool:
+        """Whether the plugins and the CUDA kernels lack such inputs: see `Value`.
+
+        Args:
+            shapes: as for `has_plugin`.
+        """
+        if self.per_image(len(shapes)):
+            return True
         sizes: dict[str, object] = {}
         inputs = [(v, s) for v, s in zip(self.inputs, shapes, strict=False) if s is not None]
         for value, shape in inputs:
             for name, size in zip(value.shape, shape, strict=False):
                 if name not in value.ones:
                     sizes.setdefault(name, size)
-        return not any(
+        return any(
             name in value.body_ones and size == 1 and sizes.get(name) != 1
             for value, shape in inputs
             for name, size in zip(value.shape, shape, strict=False)
@@ -487,7 +500,11 @@ ROUTING_OPERATORS = {name: o for name, o in OPERATORS.items() if o.routes}
 VERSION = 1  # version of the domain
 PLUGIN_VERSION = "1"  # version of the TensorRT plugins, whose namespace is the domain
 MAX_INSTANCES = 256  # names per operator that have a kernel; further ones run as function bodies
-INSTANCES_KEY = "capsedge.instances"  # session option that the operator library reads
+# Session options that the operator library reads: how many names of each operator have CPU kernels; or the
+# names that have CUDA kernels, and the file of the GPU's code.
+INSTANCES_KEY = "capsedge.instances"
+CUDA_OPERATORS_KEY = "capsedge.cuda.operators"
+CUDA_KERNELS_KEY = "capsedge.cuda.kernels"
 
 _NUMBERED = re.compile(r"([A-Za-z][A-Za-z0-9]*)_([2-9]|[1-9][0-9]{1,5})")
 

@@ -13,12 +13,13 @@ from .backends import BACKENDS
 from .cases import CASES, DTYPES
 from .cuda import BACKENDS as CUDA
 from .dump import dump
+from .provider import BACKENDS as PROVIDER
 from .ptx import BACKENDS as PTX
 
 
 def main() -> int:
     """Run one mode; exit code 1 when a case fails, 2 when nothing matches."""
-    known = {**BACKENDS, **{backend.name: backend for backend in (*CUDA, *PTX)}}
+    known = {**BACKENDS, **{backend.name: backend for backend in (*CUDA, *PTX, *PROVIDER)}}
     parser = argparse.ArgumentParser(prog="python -m tests.conformance", description=__doc__)
     parser.add_argument("mode", choices=[*modes.MODES, "dump"])
     parser.add_argument("folder", nargs="?", type=Path, help="where `dump` writes")

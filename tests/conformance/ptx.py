@@ -17,11 +17,16 @@ from .cuda import Arrays, CudaKernels
 ARCHITECTURE = "CAPSEDGE_PTX_ARCHITECTURE"  # such as 87
 
 
+def architecture() -> int:
+    """The one that the variable names, by default 90."""
+    return int(os.environ.get(ARCHITECTURE, "90"))
+
+
 @lru_cache(maxsize=1)
 def executor() -> build.Executor:
-    """The executed code of the architecture that the variable names, by default 90, in place of a GPU."""
+    """The executed code in place of a GPU."""
     assert not load_cuda.cache_info().currsize, "this process has loaded another libcudart"
-    return build.use(int(os.environ.get(ARCHITECTURE, "90")))
+    return build.use(architecture())
 
 
 class CudaPtx(CudaKernels):

@@ -28,8 +28,8 @@ from tests.native.library import NativeError, output_shapes
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "capsedge" / "runtime" / "native" / "kernels" / "cuda"
-UNITS = [str(file) for file in sorted(SOURCES.glob("*.cu"))]
 VARIABLE = "CAPSEDGE_CUDA_LIBRARY"
+KERNELS = "CAPSEDGE_CUDA_KERNELS"  # the fat binary; by default the one beside the library
 FILL = "CAPSEDGE_CUDA_FILL"
 CHECKS = "CAPSEDGE_CUDA_CHECKS"  # what the host build reports beside wrong results: a key of FLAGS
 MUTANT = "CAPSEDGE_CUDA_MUTANT"  # folder of other sources for the host build
@@ -208,9 +208,22 @@ class Gpu:
         return tensor
 
 
+def units(sources: Path = SOURCES) -> list[str]:
+    """The files to compile: the host's code and the kernels."""
+    return [str(file) for file in sorted(sources.iterdir()) if file.suffix in (".cpp", ".cu")]
+
+
 def bind(path: Path) -> ctypes.CDLL:
-    """The library with its signatures."""
+    """The library with its signatures, and its kernels loaded.
+
+    Raises:
+        NativeError: they are not, with the reason.
+    """
     library = ctypes.CDLL(str(path))
+    library.capsedge_cuda_load.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t]
+    why = ctypes.create_string_buffer(512)
+    if library.capsedge_cuda_load(os.fsencode(kernels_of(path)), why, 512):
+        raise NativeError(why.value.decode())
     layer, text = ctypes.POINTER(Layer), (ctypes.c_char_p, ctypes.c_size_t)
     library.capsedge_cuda_workspace.restype = ctypes.c_int64
     library.capsedge_cuda_workspace.argtypes = [layer]
@@ -251,14 +264,17 @@ def host_library() -> Path | None:
 
 
 def _compile(compiler: str, checks: str, sources: Path, target: Path) -> None:
-    units = [str(file) for file in sorted(sources.glob("*.cu"))]
     common = ["-std=c++17", "-Wno-unknown-pragmas", "-fPIC", "-fvisibility=hidden", f"-I{sources}"]
     common += ["-DCAPSEDGE_EMULATE", *FLAGS[checks], "-x", "c++"]
     if checks != "races":
-        subprocess.run([compiler, *common, "-shared", *units, "-o", str(target)], check=True)
+        subprocess.run(
+            [compiler, *common, "-shared", *units(sources), "-o", str(target)], check=True
+        )
         return
     with TemporaryDirectory() as name:
-        subprocess.run([compiler, *common, *INSTRUMENTED, "-c", *units], cwd=name, check=True)
+        subprocess.run(
+            [compiler, *common, *INSTRUMENTED, "-c", *units(sources)], cwd=name, check=True
+        )
         subprocess.run(
             [compiler, *common, "-shared", str(RACES), "-x", "none",
              *map(str, Path(name).glob("*.o")), "-o", str(target)],
@@ -271,6 +287,12 @@ def gpu_library() -> Path | None:
     named = os.environ.get(VARIABLE)
     path = Path(named) if named else ROOT / "build" / "cuda" / "libcapsedge_cuda.so"
     return path if path.is_file() else None
+
+
+def kernels_of(library: Path) -> Path:
+    """The fat binary that the library loads: what the variable names, or the one beside it."""
+    named = os.environ.get(KERNELS)
+    return Path(named) if named else library.with_name("capsedge.fatbin")
 
 
 def layer_of(operator: str, attributes: Mapping[str, Any], inputs: Mapping[str, Array]) -> Layer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import shutil
 import subprocess
 from collections import defaultdict
@@ -68,17 +69,34 @@ def test_lanes_of_a_pass_meet_no_bank_twice(
             assert ways(place + e for place in at[first : first + 8] for e in range(4)) == 1
 
 
-@pytest.mark.thorough
 def test_errors_of_the_cuda_runtime_are_left_to_nobody(tmp_path: Path) -> None:
     """A caller's next call of its own would report them."""
-    nvcc = shutil.which("nvcc")
-    if nvcc is None:
-        pytest.skip("the launch code needs nvcc: it comes with the CUDA toolkit")
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("the launch code needs g++")
+    units = [
+        str(cuda_library.SOURCES / f"{name}.cpp") for name in ("cudart", "device_code", "launch")
+    ]
     subprocess.run(
-        [nvcc, "-std=c++17", "-cudart", "none", f"-I{cuda_library.SOURCES}",
-         str(Path(__file__).with_name("cuda_errors.cu")), str(cuda_library.SOURCES / "launch.cu"),
-         "-o", str(tmp_path / "errors")],
+        [compiler, "-std=c++17", "-DCAPSEDGE_CUDA_LINKED", f"-I{cuda_library.SOURCES}",
+         str(Path(__file__).with_name("cuda_errors.cpp")), *units, "-o", str(tmp_path / "errors")],
         check=True,
     )  # fmt: skip
     done = subprocess.run([str(tmp_path / "errors")], capture_output=True, text=True, check=True)
     assert not done.stdout, done.stdout
+
+
+def test_the_interface_of_the_cuda_runtime_is_that_of_its_headers() -> None:
+    """Sizes, offsets, values and signatures; no header of CUDA is needed to build capsedge."""
+    compiler = shutil.which("g++")
+    headers = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "include"
+    if compiler is None or not (headers / "cuda_runtime_api.h").is_file():
+        pytest.skip(
+            "needs g++ and CUDA's headers: install CUDA 12.8 or newer, or set CUDA_HOME to its folder"
+        )
+    done = subprocess.run(
+        [compiler, "-std=c++17", "-fsyntax-only", "-Wno-invalid-offsetof", f"-I{headers}",
+         f"-I{cuda_library.SOURCES}", str(Path(__file__).with_name("cudart_abi.cpp"))],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]

@@ -118,13 +118,15 @@ def test_counts_of_the_hardware_stand_beside_those_of_the_ptx() -> None:
 @pytest.mark.thorough
 def test_the_archive_runs_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library = tmp_path / "libcapsedge_cuda.so"
-    library.write_bytes(b"")
+    for file in (library, library.with_name("capsedge.fatbin")):
+        file.write_bytes(b"")
     monkeypatch.setenv("CAPSEDGE_CUDA_LIBRARY", str(library))
     assert pack.write(tmp_path / "gpu.tar.gz") < pack.LIMIT
     with tarfile.open(tmp_path / "gpu.tar.gz") as archive:
         archive.extractall(tmp_path, filter="data")
     folder = tmp_path / "capsedge-gpu"
     assert (folder / "build" / "cuda" / library.name).is_file()
+    assert (folder / "build" / "cuda" / "capsedge.fatbin").is_file()
     command = [sys.executable, "-m", "tools.first_gpu_day", "--plan"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -22,13 +22,14 @@ from capsedge.spec.operators import OPERATORS
 from tests.conformance import oracle
 from tests.conformance.cases import ON_GPU, Case, make
 from tests.conformance.selection import selected
-from tests.native.cuda_library import UNITS
+from tests.native import cuda_library
 from tests.native.library import output_shapes
 from tests.tables import table
 
 ROOT = Path(__file__).resolve().parents[2]
 NATIVE = ROOT / "capsedge" / "runtime" / "native"
-SOURCES = ("attributes", "layers", "plugin", "library", "register")
+SOURCES = ("attributes", "plugin", "library", "register")
+KERNELS = ("operators", "input_shapes", "cuda_node")
 FLOAT32, INT32, INT64 = 1, 5, 10  # PluginFieldType
 TYPES = {"float32": 0, "float16": 1}
 BUILD, RUNTIME = 0, 1
@@ -73,8 +74,8 @@ def mock() -> ctypes.CDLL:
              "-shared", "-fPIC", "-fvisibility=hidden", "-DCAPSEDGE_EMULATE",
              f"-I{NATIVE}/tensorrt/mock", f"-I{NATIVE}/tensorrt", f"-I{NATIVE}/kernels", f"-I{NATIVE}",
              f"-I{NATIVE}/kernels/cuda", *sources,
-             str(NATIVE / "kernels/operators.cpp"), str(NATIVE / "kernels/input_shapes.cpp"),
-             "-x", "c++", *UNITS, "-o", str(made)],
+             *(str(NATIVE / "kernels" / f"{name}.cpp") for name in KERNELS),
+             "-x", "c++", *cuda_library.units(), "-o", str(made)],
             check=True,
         )  # fmt: skip
         made.replace(target)
@@ -452,17 +453,17 @@ POSE, WEIGHT = (2, 5, 5, 3, 16), (3, 3, 3, 4, 4, 4)
             "DynamicRouting",
             DYNAMIC,
             [(2, 7, 5), (7, 3, 4, 5), (7, 3), (3, 4), (1, 3, 4), (2, 7, 1)],
-            "lacks such inputs",
+            "lack such inputs",
         ),
         (
             "DynamicRouting",
             DYNAMIC,
             [(2, 7, 5), (7, 3, 4, 5), (1, 3), (3, 4)],
-            "lacks such inputs",
+            "lack such inputs",
         ),
-        ("VoteRouting", DYNAMIC, [(2, 7, 1, 4), (7, 3), (3, 4)], "lacks such inputs"),
-        ("VoteRouting", DYNAMIC, [(2, 7, 3, 4), (1, 3), (3, 4)], "lacks such inputs"),
-        ("VoteRouting", DYNAMIC, [(2, 7, 3, 4), (7, 3), (3, 4), (2, 7, 1)], "lacks such inputs"),
+        ("VoteRouting", DYNAMIC, [(2, 7, 1, 4), (7, 3), (3, 4)], "lack such inputs"),
+        ("VoteRouting", DYNAMIC, [(2, 7, 3, 4), (1, 3), (3, 4)], "lack such inputs"),
+        ("VoteRouting", DYNAMIC, [(2, 7, 3, 4), (7, 3), (3, 4), (2, 7, 1)], "lack such inputs"),
         (
             "DynamicRouting",
             DYNAMIC,

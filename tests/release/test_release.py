@@ -104,12 +104,13 @@ def test_missing_tools(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def names(version: str = VERSION) -> list[str]:
     tags = ["any", *(wheels.platform_tag(p) for p in wheels.PROCESSORS)]
-    return [f"capsedge-{version}.tar.gz", *(f"capsedge-{version}-py3-none-{t}.whl" for t in tags)]
+    wheel = (f"capsedge-{version}-py3-none-{tag}.whl" for tag in tags)
+    return [f"capsedge-{version}.tar.gz", *wheel, f"capsedge_cuda-{version}-py3-none-any.whl"]
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Four files with the right names; twine accepts all."""
+    """Five files with the right names; twine accepts all."""
     monkeypatch.setattr(release, "_python", lambda *words, **_: "")
     monkeypatch.setattr(wheels, "judged_tag", lambda file: file.name[:-4].split("-")[-1])
     made = tmp_path / "dist"
@@ -125,7 +126,7 @@ def test_distributions_that_are_in_order(folder: Path) -> None:
 
 def test_a_distribution_is_missing(folder: Path) -> None:
     (folder / names()[0]).unlink()
-    with pytest.raises(SystemExit, match="4 distributions wanted, 3 made"):
+    with pytest.raises(SystemExit, match="5 distributions wanted, 4 made"):
         release.check_distributions(release.distributions(folder), VERSION)
 
 

@@ -17,7 +17,7 @@ from capsedge.serving.deploy.web import SITE, built_page
 from tests.conftest import ROOT
 from tests.release import interpreters
 from tests.release.environments import answers, environment, label
-from tools import release, wheels
+from tools import cuda_wheel, release, wheels
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 LIBRARIES = {
@@ -117,3 +117,17 @@ def test_the_wheel_without_libraries_gives_the_same_label(
     programs = environment(Path(sys.executable), made["pure"], tmp_path / "env")
     said = answers([programs / "capsedge"], tmp_path)
     assert (label(said), said["ops"]) == ("7", "portable")
+
+
+def test_the_kernels_are_of_the_same_version_and_for_every_gpu(
+    made: dict[str, Path], tmp_path: Path
+) -> None:
+    """The index takes files of up to 100 MB."""
+    assert made["cuda"].name.split("-")[1] == made["pure"].name.split("-")[1]
+    assert made["cuda"].stat().st_size < cuda_wheel.MOST_BYTES
+    with zipfile.ZipFile(made["cuda"]) as archive:
+        kernels = Path(archive.extract("capsedge_cuda/kernels.fatbin", tmp_path))
+    assert cuda_wheel.architectures(kernels) == (
+        sorted(cuda_wheel.ARCHITECTURES),
+        [cuda_wheel.ARCHITECTURES[-1]],
+    )

@@ -63,7 +63,7 @@ def _row(counted: Mapping[str, Any], launches: Sequence[Mapping[str, Any]]) -> I
 
 def _base(kernel: str) -> str:
     """The base name, such as ``tiled_kernel``, of an instance named by Nsight or by its symbol."""
-    found = re.search(r"(\w+_kernel)\b", kernel)
+    found = re.match(r"(?:capsedge_)?(\w+?_kernel)(?:_|\b)", kernel)
     return found[1] if found else kernel
 
 

@@ -23,7 +23,7 @@ def files() -> list[Path]:
     if not (ROOT / ".git").exists():
         raise FileNotFoundError("an archive is packed in a checkout; this is none")
     library = cuda_library.gpu_library()
-    if library is None:
+    if library is None or not cuda_library.kernels_of(library).is_file():
         raise FileNotFoundError(
             "the CUDA kernels are not built: `make cuda CUDA_ARCHITECTURES=90` for compute capability 9.0"
         )
@@ -31,7 +31,7 @@ def files() -> list[Path]:
         ["git", "ls-files", "--", *PARTS], cwd=ROOT, capture_output=True, text=True, check=True
     )
     found = [ROOT / name for name in listed.stdout.splitlines() if not name.startswith(LEFT_OUT)]
-    return [*(path for path in found if path.exists()), library]
+    return [*(path for path in found if path.exists()), library, cuda_library.kernels_of(library)]
 
 
 def size() -> int:

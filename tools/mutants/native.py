@@ -25,7 +25,8 @@ def _cuda(folder: Path) -> bool:
     sources, build = folder / Path(CUDA).parent, folder / "build" / "cuda-host"
     build.mkdir(parents=True, exist_ok=True)
     objects = []
-    for unit in sorted(sources.glob("*.cu")):
+    units = (file for file in sources.iterdir() if file.suffix in (".cpp", ".cu"))
+    for unit in sorted(units):
         target = build / f"{unit.stem}.o"
         objects.append(str(target))
         if unit.name == Path(CUDA).name or not target.is_file():

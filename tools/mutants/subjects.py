@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-CUDA = "capsedge/runtime/native/kernels/cuda/plan.cu"
+CUDA = "capsedge/runtime/native/kernels/cuda/plan.cpp"
 CPU = "capsedge/runtime/native/kernels/cpu/support/plan.cpp"
 
 

@@ -34,9 +34,9 @@ class Built:
     """A compilation for one architecture.
 
     Attributes:
-        folder: the folder with ``kernels.ptx`` and ``resources.txt``, the registers and spilled bytes of each
-            kernel.
-        library: the kernels' library.
+        folder: the folder with the kernels: ``kernels.ptx``, ``kernels.fatbin``, ``kernels.o`` of nvcc, and
+            ``resources.txt``, the registers and spilled bytes of each.
+        library: the host's library, which loads the fat binary; or, where all code is nvcc's, has it inside.
         cudart: the libcudart that executes the PTX.
     """
 
@@ -52,6 +52,7 @@ class Built:
             "CAPSEDGE_PTX": str(code or self.folder),
             "CAPSEDGE_CUDART": str(self.cudart),
             "CAPSEDGE_CUDA_LIBRARY": str(self.library),
+            "CAPSEDGE_CUDA_KERNELS": str(self.folder / "kernels.fatbin"),
             "CAPSEDGE_CUDA_FILL": "0",  # memory that no kernel wrote stays unwritten
         }
 
@@ -79,7 +80,9 @@ def unavailable() -> str:
 
 @lru_cache(maxsize=1)
 def version() -> str:
-    """The version of nvcc, as in "nvcc 13.0.88"."""
+    """The version of nvcc, as in "nvcc 13.0.88"; empty without it."""
+    if nvcc() is None:
+        return ""
     said = subprocess.run([str(nvcc()), "--version"], capture_output=True, text=True).stdout
     found = re.search(r"\bV([\d.]+)", said)
     return f"nvcc {found[1] if found else '?'}"
@@ -92,8 +95,10 @@ def _digest(files: Iterable[Path], *words: str) -> str:
     return made.hexdigest()[:16]
 
 
-def _run(*words: str) -> str:
-    done = subprocess.run(["nice", "-n", "10", *words], capture_output=True, text=True, check=False)
+def _run(*words: str, cwd: Path | None = None) -> str:
+    done = subprocess.run(
+        ["nice", "-n", "10", *words], capture_output=True, text=True, check=False, cwd=cwd
+    )
     if done.returncode:
         raise EnvironmentProblem(
             "The GPU's code could not be compiled.", f"{done.stdout[-1000:]}{done.stderr[-3000:]}",
@@ -103,7 +108,7 @@ def _run(*words: str) -> str:
 
 
 @contextmanager
-def _once(target: Path) -> Any:
+def once(target: Path) -> Any:
     """Yield a folder to fill, or None if the target exists; processes wait for each other."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with target.with_suffix(".lock").open("w") as lock:
@@ -125,7 +130,7 @@ def cudart(*flags: str) -> Path:
         flags: additional flags for the host compiler, such as those of gcov.
     """
     target = BUILD / f"cudart-{_digest(NATIVE.iterdir(), HOST, *flags)}"
-    with _once(target) as made:
+    with once(target) as made:
         if made:
             _run(
                 str(nvcc()), "-std=c++17", "-cudart", "none", "-shared", "-Xcompiler", HOST, *flags,
@@ -149,6 +154,23 @@ def resources(said: str) -> dict[str, tuple[int, int]]:
     return found
 
 
+def sources(kernels: Path = KERNELS) -> list[Path]:
+    """The files that are compiled."""
+    return [file for file in kernels.iterdir() if file.suffix in (".cpp", ".cu", ".h")]
+
+
+def _included(units: list[Path]) -> list[Path]:
+    """Files with all that they include from their own folder."""
+    found, left = set(units), list(units)
+    while left:
+        file = left.pop()
+        names = re.findall(r'^#include "([\w.]+)"', file.read_text(), re.M)
+        new = {file.with_name(name) for name in names} - found
+        found |= new
+        left += new
+    return sorted(found)
+
+
 def built(architecture: int, *, kernels: Path = KERNELS, flags: str = "") -> Built:
     """The kernels for an architecture such as 90, compiled in a minute and a half if they have changed.
 
@@ -158,39 +180,64 @@ def built(architecture: int, *, kernels: Path = KERNELS, flags: str = "") -> Bui
     Raises:
         EnvironmentProblem: the compiler refuses them.
     """
-    files = [file for file in kernels.iterdir() if file.suffix in (".cu", ".h")]
-    target = BUILD / f"sm{architecture}-{_digest(files, str(architecture), flags)}"
-    with _once(target) as made:
+    files = sources(kernels)
+    device = _included([file for file in files if file.suffix == ".cu"])
+    alone = not any(file.suffix == ".cpp" for file in files)
+    folder = BUILD / f"sm{architecture}-{_digest(device, str(architecture))}"
+    with once(folder) as made:
         if made:
-            _compile(architecture, files, made, flags)
-    return Built(target, target / "libcapsedge_cuda.so", cudart())
+            _compile(architecture, device, made, library=alone)
+    library = folder / "libcapsedge_cuda.so" if alone else host(files, flags)
+    return Built(folder, library, cudart())
 
 
-def _compile(architecture: int, files: list[Path], target: Path, flags: str) -> None:
+def host(files: list[Path], flags: str = "", linked: Built | None = None) -> Path:
+    """The host's library, by g++ and without CUDA's headers.
+
+    Args:
+        linked: the kernels that are to be inside, as in the TensorRT plugins, instead of loaded.
+    """
+    inside: list[str] = []
+    if linked:
+        inside = ["-DCAPSEDGE_CUDA_LINKED", str(linked.folder / "kernels.o"), str(linked.cudart)]
+    name = "libcapsedge_cuda_linked.so" if linked else "libcapsedge_cuda.so"
+    target = BUILD / f"host-{_digest(files, flags, *inside)}"
+    with once(target) as made:
+        if made:
+            units = [str(file) for file in sorted(files) if file.suffix == ".cpp"]
+            options = ["-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
+            options += [flag for flag in flags.split(",") if flag]
+            _run("g++", *options, "-shared", *units, *inside, "-o", str(made / name), cwd=made)
+    return target / name
+
+
+def _compile(architecture: int, files: list[Path], target: Path, *, library: bool) -> None:
+    """The kernels for one architecture, and a library of them alone where it is asked for."""
     with TemporaryDirectory() as name:
         folder = Path(name)
-        sources = folder / "cuda"
-        sources.mkdir()
+        copied = folder / "cuda"
+        copied.mkdir()
         for file in files:  # a copy of the current sources, which may change while nvcc works
-            shutil.copy(file, sources)
-        common = [str(nvcc()), "-std=c++17", f"-arch=sm_{architecture}", f"-I{sources}"]
-        common += ["-cudart", "shared"]
-        common += ["-Xcompiler", f"-fPIC,-fvisibility=hidden{flags and ','}{flags}"]
-        objects = []
-        for unit in sorted(sources.glob("*.cu")):
-            objects.append(str(target / f"{unit.stem}.o"))
-            own = folder / unit.stem
-            own.mkdir()
-            keep = ("-Xptxas=-v", "--keep", f"--keep-dir={own}")
-            said = _run(*common, *keep, "-c", str(unit), "-o", objects[-1])
-            if found := resources(said):
-                shutil.copy(own / f"{unit.stem}.ptx", target / "kernels.ptx")
-                lines = (
-                    f"{kernel} {used} {spilled}\n"
-                    for kernel, (used, spilled) in sorted(found.items())
-                )
-                (target / "resources.txt").write_text("".join(lines))
-        _run(*common, "-shared", *objects, "-o", str(target / "libcapsedge_cuda.so"))
+            shutil.copy(file, copied)
+        (unit,) = copied.glob("*.cu")
+        common = [str(nvcc()), "-std=c++17", f"-arch=sm_{architecture}", f"-I{copied}"]
+        common += ["-cudart", "shared", "-Xcompiler", "-fPIC,-fvisibility=hidden"]
+        keep = ("-Xptxas=-v", "--keep", f"--keep-dir={folder}")
+        found = resources(_run(*common, *keep, "-c", str(unit), "-o", str(target / "kernels.o")))
+        shutil.copy(folder / f"{unit.stem}.ptx", target / "kernels.ptx")
+        shutil.copy(folder / f"{unit.stem}.fatbin", target / "kernels.fatbin")
+        lines = (
+            f"{kernel} {used} {spilled}\n" for kernel, (used, spilled) in sorted(found.items())
+        )
+        (target / "resources.txt").write_text("".join(lines))
+        if library:
+            _run(
+                *common,
+                "-shared",
+                str(target / "kernels.o"),
+                "-o",
+                str(target / "libcapsedge_cuda.so"),
+            )
 
 
 class Executor:

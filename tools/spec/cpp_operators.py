@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable
 
 from capsedge.spec.operators import (
+    CUDA_KERNELS_KEY,
+    CUDA_OPERATORS_KEY,
     INSTANCES_KEY,
     MAX_INSTANCES,
     OPERATORS,
@@ -32,7 +34,10 @@ def table() -> str:
         f'constexpr char kPluginVersion[] = "{PLUGIN_VERSION}";\n'
         f"constexpr size_t kMaxInstances = {MAX_INSTANCES};  // names of an operator that have kernels\n"
         "// Session option that the operator library reads: how many names of each operator have kernels.\n"
-        f'constexpr char kInstancesKey[] = "{INSTANCES_KEY}";\n\n'
+        f'constexpr char kInstancesKey[] = "{INSTANCES_KEY}";\n'
+        "// Session options by which it has CUDA kernels instead: for which names, and the file of code.\n"
+        f'constexpr char kCudaOperatorsKey[] = "{CUDA_OPERATORS_KEY}";\n'
+        f'constexpr char kCudaKernelsKey[] = "{CUDA_KERNELS_KEY}";\n\n'
         f"enum class OperatorId {{\n{_joined(f'  k{name},' for name in OPERATORS)}}};\n"
         f"constexpr size_t kOperatorCount = {len(OPERATORS)};\n\n"
         "constexpr WindowPositions kWindowPositions[] = {\n"

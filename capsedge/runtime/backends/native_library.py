@@ -79,25 +79,13 @@ def library_for(path: Path, summary: OnnxSummary, ops: str) -> Path | None:
         EnvironmentProblem: the file cannot run without the library, and it is not installed; or it has
             operators of a later version.
     """
-    _known_operators(path, summary)
-    if not summary.capsedge_nodes:
-        if ops == "fused":
-            raise UsageError(
-                f"{path} has no capsedge nodes for the operator library.",
-                "It was exported with `--ops portable`, or by another tool.",
-                "Load it with ops 'auto', or export it again with `capsedge export --ops auto`.",
-            )
+    if not check_nodes(path, summary, ops):
         return None
     library = None if ops == "portable" else find_library()
     if library is not None:
         return library
     if ops == "fused":
-        raise EnvironmentProblem(
-            "The operator library of capsedge is not installed.",
-            "It is compiled when capsedge is installed on a machine with a C++17 compiler.",
-            "Install a compiler, then `pip install --force-reinstall --no-deps capsedge`; "
-            "or use ops 'auto'.",
-        )
+        raise no_library()
     if summary.missing_functions:
         raise EnvironmentProblem(
             f"{path} runs only with the operator library of capsedge.",
@@ -106,6 +94,33 @@ def library_for(path: Path, summary: OnnxSummary, ops: str) -> Path | None:
             "Export it again with `capsedge export --ops auto`, or load it where the library is installed.",
         )
     return None
+
+
+def check_nodes(path: Path, summary: OnnxSummary, ops: str) -> bool:
+    """Whether a file has nodes for the operator library.
+
+    Raises:
+        UsageError: ``ops`` requires the library, and there are none.
+        EnvironmentProblem: they are of a later version.
+    """
+    _known_operators(path, summary)
+    if summary.capsedge_nodes or ops != "fused":
+        return bool(summary.capsedge_nodes)
+    raise UsageError(
+        f"{path} has no capsedge nodes for the operator library.",
+        "It was exported with `--ops portable`, or by another tool.",
+        "Load it with ops 'auto', or export it again with `capsedge export --ops auto`.",
+    )
+
+
+def no_library() -> EnvironmentProblem:
+    """The error where the operator library is required and missing."""
+    return EnvironmentProblem(
+        "The operator library of capsedge is not installed.",
+        "It is compiled when capsedge is installed on a machine with a C++17 compiler.",
+        "Install a compiler, then `pip install --force-reinstall --no-deps capsedge`; "
+        "or use ops 'auto'.",
+    )
 
 
 def _known_operators(path: Path, summary: OnnxSummary) -> None:

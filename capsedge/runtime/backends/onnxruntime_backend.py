@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -32,12 +32,13 @@ from capsedge.runtime.backends.backend import (
     closed_error,
     parse_device,
 )
-from capsedge.runtime.backends.native_library import library_for
+from capsedge.runtime.backends.cuda_operators import with_operators
 from capsedge.runtime.backends.onnxruntime_session import (
     FATAL,
     HOW_TO_GET,
     OLDEST_VERSION,
     OVERLOADS_SINCE,
+    NoKernelsHere,
     SessionSettings,
     cannot_load,
     cannot_run,
@@ -99,16 +100,16 @@ def import_onnxruntime() -> Any:
     return onnxruntime
 
 
-def check_overloads(name: Path | str, summary: OnnxSummary, fused: bool) -> None:
+def check_overloads(name: Path | str, summary: OnnxSummary, fused: Collection[str]) -> None:
     """Refuse a file whose function bodies ONNX Runtime would mix up.
 
     Args:
-        fused: the operator library runs the ``capsedge`` nodes, whose bodies are then not used.
+        fused: types of the ``capsedge`` nodes that the operator library runs: their bodies are not used.
 
     Raises:
         ArtefactError: functions differ only in their overloads, which this version ignores.
     """
-    mixed = sorted(n for domain, n in summary.overloaded if not (fused and domain == DOMAIN))
+    mixed = sorted(n for domain, n in summary.overloaded if domain != DOMAIN or n not in fused)
     if not mixed:
         return
     installed = import_onnxruntime().__version__
@@ -130,7 +131,7 @@ class OnnxRuntimeBackend:
         path: its name in errors.
         settings: how it runs.
         metadata: the metadata of the file.
-        mixed: whether there is also routing that no library runs.
+        mixed: whether there are also capsule operators or routing that no library runs.
         stated: what the file states of inputs, by name.
 
     Raises:
@@ -220,26 +221,25 @@ class OnnxRuntimeBackend:
             )
         gpu = parse_device(options.device or "cpu")
         provider = onnxruntime_session.resolve_provider(options.provider, gpu)
-        if gpu is not None:
-            if ops == "fused":
-                raise UsageError(
-                    "ops is 'fused' on a GPU.",
-                    "The operator library of ONNX Runtime has kernels for the CPU.",
-                    "Use ops 'auto', or build an engine with `capsedge build --plugin fused`.",
-                )
-            ops = "portable"
         data = file.content
         summary = onnx_file.summarize(data, str(path))
         onnx_file.check_harmless(summary, str(path))
         metadata = ModelMetadata.from_properties(summary.metadata)
-        library = library_for(path, summary, ops)
-        check_overloads(path, summary, library is not None)
-        how = SessionSettings(
-            options.threads, library, tuple(summary.capsedge_types), provider, gpu, options.graphs
-        )
-        stated = read_inputs_property(summary.metadata)
+        bare = SessionSettings(options.threads, provider=provider, gpu=gpu, graphs=options.graphs)
         kind = _kind(gpu, options.graphs)
-        return kind(data, path, how, metadata, summary.expanded_routing, stated)
+        stated = read_inputs_property(summary.metadata)
+
+        def opened(ops: str) -> OnnxRuntimeBackend:
+            settings, others = with_operators(bare, path, data, summary, ops)
+            check_overloads(path, summary, settings.nodes if settings.library else ())
+            return kind(data, path, settings, metadata, summary.expanded_routing or others, stated)
+
+        try:
+            return opened(ops)
+        except NoKernelsHere:  # only a session that uses the provider's CUDA can tell
+            if ops == "fused":
+                raise
+            return opened("portable")
 
     def open_part(self, content: bytes) -> OnnxRuntimeBackend:
         """A part of the file, opened with the same options."""

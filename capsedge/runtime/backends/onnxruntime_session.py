@@ -13,10 +13,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from capsedge.errors import ArtefactError, EnvironmentProblem, UnsupportedModelError, UsageError
+from capsedge.errors import (
+    ArtefactError,
+    CapsedgeError,
+    EnvironmentProblem,
+    UnsupportedModelError,
+    UsageError,
+)
 from capsedge.runtime.machine import saturates_products_of_bytes
 from capsedge.spec import limits
-from capsedge.spec.operators import INSTANCES_KEY, instance_counts
+from capsedge.spec.operators import (
+    CUDA_KERNELS_KEY,
+    CUDA_OPERATORS_KEY,
+    INSTANCES_KEY,
+    instance_counts,
+)
 from capsedge.spec.vocabularies import PROVIDERS
 
 # --- Versions: the oldest supported one, and what changed since ---
@@ -153,9 +164,19 @@ _FOLDED_BYTES = "optimization.constant_folding_max_output_size_in_bytes"  # know
 _SHARED = "Attempt to replace the existing tensor"  # its words for a weight of two nodes
 
 
-def register_operators(options: Any, library: Path, nodes: Iterable[str]) -> None:
-    """Register the operator library in session options, with kernels for the nodes of one file."""
-    options.add_session_config_entry(INSTANCES_KEY, instance_counts(nodes))
+def register_operators(
+    options: Any, library: Path, nodes: Iterable[str], kernels: Path | None = None
+) -> None:
+    """Register the operator library in session options, with kernels for the nodes of one file.
+
+    Args:
+        kernels: the GPU's code of CUDA kernels, for exactly these nodes; None for kernels of the CPU.
+    """
+    if kernels is None:
+        options.add_session_config_entry(INSTANCES_KEY, instance_counts(nodes))
+    else:
+        options.add_session_config_entry(CUDA_OPERATORS_KEY, ",".join(nodes))
+        options.add_session_config_entry(CUDA_KERNELS_KEY, str(kernels))
     options.register_custom_ops_library(str(library))
 
 
@@ -219,8 +240,9 @@ class SessionSettings:
 
     Attributes:
         threads: number of threads for one inference; None leaves the choice to ONNX Runtime.
-        library: the operator library to register; its kernels are for the CPU.
+        library: the operator library to register.
         nodes: types of the file's ``capsedge`` nodes, for which the library has kernels to register.
+        kernels: the GPU's code, for kernels of the CUDA provider; None for those of the CPU.
         provider: ONNX Runtime's name of the execution provider.
         gpu: number of the GPU; None on the CPU.
         graphs: whether to use CUDA graphs; None for where the file can, True to refuse another file.
@@ -229,6 +251,7 @@ class SessionSettings:
     threads: int | None = None
     library: Path | None = None
     nodes: tuple[str, ...] = ()
+    kernels: Path | None = None
     provider: str = CPU
     gpu: int | None = None
     graphs: bool | None = None
@@ -251,7 +274,7 @@ class SessionSettings:
         if self.library is None:
             return options
         try:
-            register_operators(options, self.library, self.nodes)
+            register_operators(options, self.library, self.nodes, self.kernels)
         except Exception as error:
             raise EnvironmentProblem(
                 f"The operator library {self.library} cannot be loaded into ONNX Runtime {ort.__version__}.",
@@ -271,8 +294,37 @@ def first_line(error: BaseException, limit: int = 300) -> str:
     return line if len(line) <= limit else line[: limit - 3] + "..."
 
 
-def cannot_load(ort: Any, path: Path, error: Exception) -> ArtefactError:
+class NoKernelsHere(EnvironmentProblem):
+    """What the CUDA kernels need is not installed, or is too old: function bodies run without it."""
+
+
+# How the operator library says that it cannot load the kernels, and reasons for which nothing is broken: the
+# driver, or the CUDA runtime that ONNX Runtime uses, is older than what the kernels' code needs.
+_REFUSED_KERNELS = re.compile(r"capsedge cannot use the CUDA kernels: ([^\n]*)")
+_OLD = re.compile(r"driver is too old|the driver's is|or newer is needed")
+
+
+def kernels_problem(why: str) -> EnvironmentProblem:
+    """The error for CUDA kernels that are installed and cannot be loaded, by the library's reason."""
+    if _OLD.search(why):
+        return NoKernelsHere(
+            "The CUDA kernels of capsedge do not run here.",
+            f"{why}.",
+            "Install NVIDIA driver 580 or later, then "
+            "`pip install --upgrade 'onnxruntime-gpu[cuda,cudnn]'`.",
+        )
+    return EnvironmentProblem(
+        "The CUDA kernels of capsedge cannot be loaded.",
+        f"{why}.",
+        "Install them again, `pip install --force-reinstall --no-deps capsedge-cuda`, or run without them: "
+        "`--ops portable` (ops='portable').",
+    )
+
+
+def cannot_load(ort: Any, path: Path, error: Exception) -> CapsedgeError:
     """The error for a file that ONNX Runtime refuses."""
+    if refused := _REFUSED_KERNELS.search(str(error)):
+        return kernels_problem(refused[1])
     if _SHARED in str(error):
         return ArtefactError(
             f"ONNX Runtime {ort.__version__} cannot multiply the bytes of {path} exactly here.",

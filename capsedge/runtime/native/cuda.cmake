@@ -1,6 +1,7 @@
 # The CUDA kernels and the TensorRT plugin library, where nvcc and TensorRT's headers are. `make cuda` builds the
-# kernels alone, for tests and measurements; an installation builds the plugin library where both are found.
-option(CAPSEDGE_CUDA "Build the CUDA kernels as a library of their own" OFF)
+# kernels alone: one file for every GPU, which the host's library loads. An installation builds the plugin library,
+# which has the kernels inside, where both are found.
+option(CAPSEDGE_CUDA "Build the CUDA kernels as a file, and a library that loads it" OFF)
 set(CAPSEDGE_CUDA_ARCHITECTURES "" CACHE STRING "GPUs to build for, as in 87;110; by default all that nvcc knows of ours")
 set(CAPSEDGE_TENSORRT_LIBRARY "" CACHE FILEPATH "libnvinfer.so, where it is not in a usual place")
 
@@ -40,35 +41,47 @@ if(NOT CAPSEDGE_CUDA_ARCHITECTURES)
     endif()
   endforeach()
 endif()
-set(architectures "")
-foreach(architecture ${CAPSEDGE_CUDA_ARCHITECTURES})
-  list(APPEND architectures ${architecture}-real)
-endforeach()
 list(GET CAPSEDGE_CUDA_ARCHITECTURES -1 newest)
-list(APPEND architectures ${newest}-virtual)
-set(CMAKE_CUDA_COMPILER ${CAPSEDGE_NVCC})
-set(CMAKE_CUDA_ARCHITECTURES ${newest})
-enable_language(CUDA)
-set(CMAKE_CUDA_STANDARD 17)
-set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
-
-add_library(capsedge_cuda_kernels OBJECT
-  kernels/cuda/capsedge_cuda.cu kernels/cuda/kernels.cu kernels/cuda/launch.cu kernels/cuda/plan.cu)
-set_target_properties(capsedge_cuda_kernels PROPERTIES CUDA_ARCHITECTURES "${architectures}")
-target_include_directories(capsedge_cuda_kernels PUBLIC kernels/cuda)
-target_compile_options(capsedge_cuda_kernels PRIVATE -Xfatbin=-compress-all)
-set(CAPSEDGE_CUDA_LINK -static-libstdc++ -static-libgcc)
 
 if(CAPSEDGE_CUDA)
-  add_library(capsedge_cuda SHARED $<TARGET_OBJECTS:capsedge_cuda_kernels>)
-  set_target_properties(capsedge_cuda PROPERTIES LINKER_LANGUAGE CUDA CUDA_RUNTIME_LIBRARY Static)
-  target_link_options(capsedge_cuda PRIVATE ${CAPSEDGE_CUDA_LINK})
+  set(CAPSEDGE_GENCODE "")
+  foreach(architecture ${CAPSEDGE_CUDA_ARCHITECTURES})
+    list(APPEND CAPSEDGE_GENCODE -gencode=arch=compute_${architecture},code=sm_${architecture})
+  endforeach()
+  list(APPEND CAPSEDGE_GENCODE -gencode=arch=compute_${newest},code=compute_${newest})
+  file(GLOB CAPSEDGE_CUDA_SOURCES CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/kernels/cuda/*.h)
+  set(CAPSEDGE_KERNELS_SOURCE ${CMAKE_CURRENT_SOURCE_DIR}/kernels/cuda/kernels.cu)
+  add_custom_command(OUTPUT ${CMAKE_BINARY_DIR}/capsedge.fatbin
+    COMMAND ${CAPSEDGE_NVCC} -fatbin -std=c++17 -Xfatbin=-compress-all ${CAPSEDGE_GENCODE} ${CAPSEDGE_KERNELS_SOURCE}
+      -o ${CMAKE_BINARY_DIR}/capsedge.fatbin
+    DEPENDS ${CAPSEDGE_KERNELS_SOURCE} ${CAPSEDGE_CUDA_SOURCES} VERBATIM)
+  add_custom_target(capsedge_fatbin DEPENDS ${CMAKE_BINARY_DIR}/capsedge.fatbin)
+  add_library(capsedge_cuda SHARED $<TARGET_OBJECTS:capsedge_cuda_host>)
+  target_link_libraries(capsedge_cuda PRIVATE ${CMAKE_DL_LIBS})
+  target_link_options(capsedge_cuda PRIVATE -static-libstdc++ -static-libgcc)
+  add_dependencies(capsedge_cuda capsedge_fatbin)
 endif()
 
 if(CAPSEDGE_NVINFER)
+  set(architectures "")
+  foreach(architecture ${CAPSEDGE_CUDA_ARCHITECTURES})
+    list(APPEND architectures ${architecture}-real)
+  endforeach()
+  list(APPEND architectures ${newest}-virtual)
+  set(CMAKE_CUDA_COMPILER ${CAPSEDGE_NVCC})
+  set(CMAKE_CUDA_ARCHITECTURES ${newest})
+  enable_language(CUDA)
+  set(CMAKE_CUDA_STANDARD 17)
+  set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
+  add_library(capsedge_cuda_kernels OBJECT kernels/cuda/kernels.cu ${CAPSEDGE_CUDA_HOST})
+  set_target_properties(capsedge_cuda_kernels PROPERTIES CUDA_ARCHITECTURES "${architectures}")
+  target_include_directories(capsedge_cuda_kernels PUBLIC kernels/cuda)
+  target_compile_definitions(capsedge_cuda_kernels PRIVATE CAPSEDGE_CUDA_LINKED)
+  target_compile_options(capsedge_cuda_kernels PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-Xfatbin=-compress-all>)
+  set(CAPSEDGE_CUDA_LINK -static-libstdc++ -static-libgcc)
   add_library(capsedge_tensorrt_plugins OBJECT
-    tensorrt/attributes.cpp tensorrt/layers.cpp tensorrt/library.cpp tensorrt/plugin.cpp kernels/operators.cpp
-    kernels/input_shapes.cpp)
+    tensorrt/attributes.cpp tensorrt/library.cpp tensorrt/plugin.cpp kernels/operators.cpp
+    kernels/input_shapes.cpp kernels/cuda_node.cpp)
   target_include_directories(capsedge_tensorrt_plugins PUBLIC kernels kernels/cuda tensorrt ${CMAKE_CURRENT_SOURCE_DIR})
   target_include_directories(capsedge_tensorrt_plugins SYSTEM PUBLIC
     ${CAPSEDGE_NVINFER} ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})

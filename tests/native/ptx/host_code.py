@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from tests.native.cuda_behaviour import first
 from tests.native.library import NativeError
 from tools.ptx import build
 
-OLD_DRIVER, NO_DEVICE, RESOURCES = 35, 100, 701
+OLD_DRIVER, NO_DEVICE, RESOURCES, NO_CODE, NEW_PTX, NO_SYMBOL = 35, 100, 701, 209, 222, 500
 
 
 def wrong_launches(executor: build.Executor) -> None:
@@ -69,6 +70,28 @@ def wrong_launches(executor: build.Executor) -> None:
         assert b"a cluster" not in library.capsedge_cuda_describe(ctypes.byref(layer))
 
 
+def loading(executor: build.Executor) -> None:
+    """What the runtime refuses of the kernels' file is said, and the file can be loaded afterwards."""
+    path = Path(os.environ["CAPSEDGE_CUDA_LIBRARY"])
+    for call, code, words in (
+        ("cudaGetDevice", OLD_DRIVER, "the driver is too old for this CUDA runtime"),
+        ("cudaGetDevice", NO_DEVICE, "no GPU that CUDA can use: no CUDA-capable device"),
+        ("cudaLibraryLoadData", NEW_PTX, "because the driver is too old"),
+        ("cudaLibraryGetKernel", NO_SYMBOL, "no kernel capsedge_whole_kernel"),
+        ("cudaFuncGetAttributes", NO_CODE, "no code for the current GPU, of compute capability 9.0"),
+    ):
+        executor.refuse(call, code)
+        with pytest.raises(NativeError, match=words):
+            cuda_library.bind(path)
+    library, case = cuda_library.bind(path), first("Squash")
+    memory = cuda_library.Gpu()
+    run, outputs = cuda_library.prepare(
+        library, memory, case.operator, case.attributes, make(case, "float32").inputs
+    )
+    run()
+    assert np.isfinite(memory.get(outputs[0])).all()
+
+
 WIDE: tuple[tuple[int, str, dict[str, int], int], ...] = (  # over the children, a case, and how many parents
     (0, "DynamicRouting", {"N": 3, "J": 10}, 40), (1, "DynamicRouting", {"N": 3, "J": 10}, 40),
     (0, "EMRouting", {"N": 2, "M": 5, "P": 16}, 40),
@@ -108,8 +131,11 @@ def wide(executor: build.Executor) -> None:
                     for got, wanted in zip(own, found["generic"], strict=True):
                         np.testing.assert_allclose(got, wanted, rtol=close, atol=close)
     ran = {launch["kernel"] for launch in executor.launches()}
-    assert sum("votes_kernelILi8E" in kernel for kernel in ran) == 4
-    assert sum("Li2EEE" in kernel for kernel in ran) >= WIDEST, sorted(ran)
+    assert sum("votes_kernel_8_" in kernel for kernel in ran) == 4
+    assert (
+        sum(re.search(r"(whole|part)_kernel_\w+x2_", kernel) is not None for kernel in ran)
+        >= WIDEST
+    ), sorted(ran)
 
 
 WIDEST = 28  # kernels with two parents for each lane
@@ -156,6 +182,6 @@ def enqueue(executor: build.Executor) -> None:
 
 
 if __name__ == "__main__":
-    {"enqueue": enqueue, "launches": wrong_launches, "wide": wide}[sys.argv[1]](
+    {"enqueue": enqueue, "loading": loading, "launches": wrong_launches, "wide": wide}[sys.argv[1]](
         build.Executor(Path(os.environ["CAPSEDGE_CUDART"]))
     )

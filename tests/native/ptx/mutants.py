@@ -21,10 +21,10 @@ DYNAMIC = (
 ONE_PASS = DYNAMIC.replace("iterations=3", "iterations=1")
 VECTORS = "^AttentionRouting.N=2,H=6,W=5,C=2,Kh=3,Kw=2,M=3,Pin=16,P=16,strides=1x1.*normal"
 # Kernels of FP32, by parts of their names.
-WHOLE = "whole_kernelINS1_4SumsILi1ELi16ELi1EEEff"
-PART = "part_kernelINS1_4SumsILi1ELi16ELi1EEEff"
-FINISH = "finish_kernelIfE"
-TILED = "tiled_kernelILi4ELi4ELi2ELb0Eff"
+WHOLE = "whole_kernel_Sums_1x16x1_f32_f32"
+PART = "part_kernel_Sums_1x16x1_f32_f32"
+FINISH = "finish_kernel_f32"
+TILED = "tiled_kernel_Sums_4x4x2_f32_f32"
 # Lanes, or warps, that go another way: registers of their own, and where they go.
 SOME = """.reg .pred %mutant; .reg .b32 %where;
 mov.u32 %where, %tid.x;

@@ -78,6 +78,12 @@ def test_limits_of_other_architectures(architecture: int) -> None:
     python("tests.native.ptx.checks", "limits", **checks.compiled(architecture).variables())
 
 
+@pytest.mark.thorough
+@pytest.mark.timeout(1800)
+def test_refusals_of_the_kernels_file() -> None:
+    python("tests.native.ptx.host_code", "loading", **build.built(90).variables())
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("architecture", build.ARCHITECTURES)
@@ -120,9 +126,14 @@ def executed_lines(folder: Path, counters: Path) -> dict[str, dict[int, int]]:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_all_of_the_launch_code_runs(tmp_path: Path) -> None:
-    """Every line of launch.cu, launch.h and the plugin's enqueue, error returns too, on nvcc's own stubs."""
+    """Every line of launch.cpp, launch.h and the plugin's enqueue, error returns too.
+
+    The library loads the kernels; the plugin has nvcc's own stubs of them inside.
+    """
     own = build.built(90, flags=COVERAGE)
-    shutil.copytree(own.folder, tmp_path / "kernels")
+    linked = build.host(build.sources(), COVERAGE, own)
+    for library in (own.library, linked):
+        shutil.copytree(library.parent, tmp_path / library.stem)
     mock = tmp_path / "plugin" / "libplugin.so"
     mock.parent.mkdir()
     sources = [TENSORRT / f"{name}.cpp" for name in (*plugin.SOURCES, "mock/driver")]
@@ -136,15 +147,15 @@ def test_all_of_the_launch_code_runs(tmp_path: Path) -> None:
     subprocess.run(
         ["g++", "-std=c++17", "-O0", "--coverage", "-shared", "-fPIC", "-fvisibility=hidden",
          *(f"-I{folder}" for folder in folders), *map(str, sources),
-         str(TENSORRT.parent / "kernels" / "operators.cpp"),
-         str(TENSORRT.parent / "kernels" / "input_shapes.cpp"), str(own.library), "-o", str(mock)],
+         *(str(TENSORRT.parent / "kernels" / f"{name}.cpp") for name in plugin.KERNELS),
+         str(linked), "-o", str(mock)],
         cwd=mock.parent, check=True,
     )  # fmt: skip
     counters = {"GCOV_PREFIX": str(tmp_path / "counters"), "CAPSEDGE_PLUGIN_MOCK": str(mock)}
     for name in ("launches", "enqueue"):
         python("tests.native.ptx.host_code", name, **own.variables(), **counters)
     found = executed_lines(tmp_path, tmp_path / "counters")
-    for file in ("launch.cu", "launch.h"):
+    for file in ("launch.cpp", "launch.h"):
         assert len(found[file]) > 5
         assert [line for line, count in found[file].items() if not count] == [], file
     text = (TENSORRT / "plugin.cpp").read_text().splitlines()

@@ -16,6 +16,8 @@ thread_local cudaError_t last = cudaSuccess;
 std::map<void*, std::unique_ptr<Event>> events;
 using Graph = std::vector<Work>;
 std::map<void*, std::shared_ptr<Graph>> graphs, executables;
+std::set<char*> libraries;  // of kernels, by addresses that nothing else has
+constexpr uint32_t kFatBinary = 0xba55ed50u;  // what nvcc's files begin with
 struct Configuration {
   dim3 grid, block;
   size_t shared;
@@ -258,6 +260,34 @@ cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, const void* function, 
   Launch launch;
   if (const cudaError_t status = check_launch(found->second, *config, nullptr, launch)) return made(status);
   *clusters = resident_blocks(found->second, launch.threads, launch.shared) * runtime().machine.limits->multiprocessors / launch.cluster;
+  return cudaSuccess;
+}
+
+// Files of kernels. Whatever a fat binary holds, its kernels are those of the PTX.
+cudaError_t cudaLibraryLoadData(cudaLibrary_t* library, const void* code, cudaJitOption*, void**, unsigned,
+                                cudaLibraryOption*, void**, unsigned) {
+  CALL();
+  if (!library || !code) return made(cudaErrorInvalidValue);
+  uint32_t magic = 0;
+  std::memcpy(&magic, code, sizeof magic);
+  if (magic != kFatBinary) return made(cudaErrorInvalidKernelImage);
+  *library = reinterpret_cast<cudaLibrary_t>(*libraries.insert(new char).first);
+  return cudaSuccess;
+}
+cudaError_t cudaLibraryGetKernel(cudaKernel_t* kernel, cudaLibrary_t library, const char* name) {
+  CALL();
+  if (!libraries.count(reinterpret_cast<char*>(library))) return made(cudaErrorInvalidResourceHandle);
+  const auto found = runtime().module.kernels.find(name);
+  if (found == runtime().module.kernels.end()) return made(cudaErrorSymbolNotFound);
+  runtime().functions[&found->second] = {name, &found->second};
+  *kernel = reinterpret_cast<cudaKernel_t>(&found->second);
+  return cudaSuccess;
+}
+cudaError_t cudaLibraryUnload(cudaLibrary_t library) {
+  CALL();
+  char* const own = reinterpret_cast<char*>(library);
+  if (!libraries.erase(own)) return made(cudaErrorInvalidResourceHandle);
+  delete own;
   return cudaSuccess;
 }
 

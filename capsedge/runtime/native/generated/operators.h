@@ -11,6 +11,9 @@ constexpr char kPluginVersion[] = "1";
 constexpr size_t kMaxInstances = 256;  // names of an operator that have kernels
 // Session option that the operator library reads: how many names of each operator have kernels.
 constexpr char kInstancesKey[] = "capsedge.instances";
+// Session options by which it has CUDA kernels instead: for which names, and the file of code.
+constexpr char kCudaOperatorsKey[] = "capsedge.cuda.operators";
+constexpr char kCudaKernelsKey[] = "capsedge.cuda.kernels";
 
 enum class OperatorId {
   kSquash,

@@ -3,12 +3,18 @@
 #pragma once
 
 #include <string>
+#include <utility>
 #include <vector>
+
+#include "operators.h"
 
 namespace capsedge::ort {
 
 // ONNX Runtime 1.27 is the first version that distinguishes functions by their overloads.
 constexpr int kOverloadsMinor = 27;
+
+// Operator and number of `DynamicRouting_2`; null for a type that is no operator.
+std::pair<const OperatorSpec*, size_t> split(const std::string& type);
 
 // The operator named by a node's type: DynamicRouting for DynamicRouting_2.
 std::string operator_of(const std::string& type);

@@ -41,15 +41,15 @@ static size_t place_of(OperatorId op, const char* name) {
   return k;
 }
 
-int32_t integer(OperatorId op, const Values& values, const char* name, size_t at) {
-  return values.integers[place_of(op, name)][at];
+int32_t PluginAttributes::integer(const char* name, size_t at) const {
+  return values_.integers[place_of(op_, name)][at];
 }
-float number(OperatorId op, const Values& values, const char* name) { return values.floats[place_of(op, name)][0]; }
-const std::vector<float>& numbers(OperatorId op, const Values& values, const char* name) {
-  return values.floats[place_of(op, name)];
-}
+float PluginAttributes::number(const char* name) const { return values_.floats[place_of(op_, name)][0]; }
+std::vector<float> PluginAttributes::numbers(const char* name) const { return values_.floats[place_of(op_, name)]; }
 
 static std::string check(OperatorId op, const Values& values) {
+  const std::string why = wrong_attributes(spec_of(op), PluginAttributes(op, values));
+  if (!why.empty()) return why;
   const auto& known = attributes_of(op);
   for (size_t k = 0; k < known.size(); ++k) {
     const std::string name = known[k].name;
@@ -57,8 +57,6 @@ static std::string check(OperatorId op, const Values& values) {
       if (!std::isfinite(value)) return "attribute '" + name + "' is not a finite number";
     if (known[k].is_list() && known[k].is_integer() && values.integers[k].size() != known[k].integers.size())
       return "attribute '" + name + "': wanted " + std::to_string(known[k].integers.size()) + " numbers";
-    if (name == "iterations" && (values.integers[k][0] < 1 || values.integers[k][0] > CAPSEDGE_CUDA_MAX_ITERATIONS))
-      return "attribute 'iterations' is " + std::to_string(values.integers[k][0]) + ": wanted 1 to " + std::to_string(CAPSEDGE_CUDA_MAX_ITERATIONS);
     if (is_of_the_gpu(known[k]) && values.integers[k][0] == CAPSEDGE_CUDA_OLD_DRIVER)
       return "the driver is too old for the CUDA that this plugin library was compiled with: compile it with the driver's";
     if (is_of_the_gpu(known[k]) && values.integers[k][0] < 0) return "attribute 'multiprocessors' is negative";
@@ -69,14 +67,6 @@ static std::string check(OperatorId op, const Values& values) {
       return "attribute '" + name + "' is not positive";
     if (known[k].flag && values.integers[k][0] != 0 && values.integers[k][0] != 1)
       return "attribute '" + name + "': wanted 0 or 1";
-  }
-  const bool agreement = op == OperatorId::kDynamicRouting || op == OperatorId::kVoteRouting;
-  if (agreement && integer(op, values, "leaky") && integer(op, values, "over_children"))
-    return "attributes 'leaky' and 'over_children' exclude each other";
-  if (op == OperatorId::kEMRouting) {
-    const size_t found = numbers(op, values, "inverse_temperatures").size();
-    if (found != static_cast<size_t>(integer(op, values, "iterations")))
-      return "attribute 'inverse_temperatures' has " + std::to_string(found) + " numbers: wanted one per iteration";
   }
   return "";
 }

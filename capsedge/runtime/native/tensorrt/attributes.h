@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "operators.h"
+#include "cuda_node.h"
 
 namespace capsedge {
 namespace tensorrt {
@@ -38,9 +38,18 @@ std::vector<nvinfer1::PluginField> announce_fields(OperatorId op);
 // For the timing cache: two plugins with the same text and shapes run identically.
 std::string to_text(OperatorId op, const Values& values);
 
-int32_t integer(OperatorId op, const Values& values, const char* name, size_t at = 0);
-float number(OperatorId op, const Values& values, const char* name);
-const std::vector<float>& numbers(OperatorId op, const Values& values, const char* name);
+// The values by name; they must outlive this.
+class PluginAttributes final : public CudaAttributes {
+ public:
+  PluginAttributes(OperatorId op, const Values& values) : op_(op), values_(values) {}
+  int32_t integer(const char* name, size_t at = 0) const override;
+  float number(const char* name) const override;
+  std::vector<float> numbers(const char* name) const override;
+
+ private:
+  const OperatorId op_;
+  const Values& values_;
+};
 
 }  // namespace tensorrt
 }  // namespace capsedge

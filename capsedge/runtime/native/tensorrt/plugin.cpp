@@ -1,11 +1,10 @@
 #include "plugin.h"
 
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <string_view>
 #include <utility>
-
-#include "shapes.h"
 
 namespace capsedge {
 namespace tensorrt {
@@ -16,21 +15,19 @@ namespace {
 
 constexpr std::string_view kChildAxis = "I";  // the axis of children in the specification
 
-int64_t elements(const Dims& dims, int32_t from = 0) {
-  int64_t count = 1;
-  for (int32_t k = from; k < dims.nbDims; ++k) count *= dims.d[k];
-  return count;
-}
-
-int32_t axis_of(const Values& values, int32_t rank) {
-  const int32_t axis = integer(OperatorId::kSquash, values, "axis");
-  return axis < 0 ? axis + rank : axis;
+// The multiprocessors that the engine was built for; Squash, whose grid does not depend on them, stores none.
+int32_t multiprocessors_of(OperatorId op, const Values& values) {
+  return op == OperatorId::kSquash ? 0 : PluginAttributes(op, values).integer("multiprocessors");
 }
 
 }  // namespace
 
 Plugin::Plugin(OperatorId op, const Values& values, std::shared_ptr<Workspace> workspace)
-    : op_(op), input_shapes_(spec_of(op)), values_(values), text_(to_text(op, values)), workspace_(std::move(workspace)) {
+    : op_(op),
+      values_(values),
+      node_(spec_of(op), PluginAttributes(op, values), multiprocessors_of(op, values)),
+      text_(to_text(op, values)),
+      workspace_(std::move(workspace)) {
   fields_ = write_fields(op_, values_);
   if (op_ != OperatorId::kSquash) fields_.push_back(workspace_field(&written_workspace_));
   collection_ = {static_cast<int32_t>(fields_.size()), fields_.data()};
@@ -80,19 +77,22 @@ int32_t Plugin::refuse(const std::string& why) const noexcept {
   }
   return 1;
 }
-std::string Plugin::check(const Dims* dims, int32_t inputs, DataType type) const {
+
+std::string Plugin::prepare(const Dims* dims, int32_t inputs, DataType type, CudaCall& call) const {
   if (type != DataType::kFLOAT && type != DataType::kHALF) return "inputs are float or float16";
-  if (op_ == OperatorId::kSquash) {
-    const std::string why = check_count(inputs);
-    if (!why.empty()) return why;
-    const int32_t axis = axis_of(values_, dims[0].nbDims);
-    if (axis < 0 || axis >= dims[0].nbDims) return "attribute 'axis' lies outside the shape " + text_of(dims[0]);
-    return "";
-  }
-  capsedge_cuda_routing layer;
-  const std::string why = layer_of(dims, inputs, type, layer);
+  const std::string why = check_count(inputs);
   if (!why.empty()) return why;
-  return capsedge_cuda_workspace(&layer) < 0 ? capsedge_cuda_describe(&layer) : "";
+  std::array<ShapeView, kMostInputs> shapes;
+  for (size_t k = 0; k < static_cast<size_t>(inputs); ++k)
+    shapes[k] = {dims[k].d, static_cast<size_t>(std::max(dims[k].nbDims, 0))};
+  const int32_t stored = type == DataType::kHALF ? CAPSEDGE_CUDA_FLOAT16 : CAPSEDGE_CUDA_FLOAT;
+  return node_.prepare(shapes.data(), static_cast<size_t>(inputs), stored, call);
+}
+
+std::string Plugin::workspace(const Dims* dims, int32_t inputs, DataType type, int64_t& bytes) const {
+  CudaCall call;
+  const std::string why = prepare(dims, inputs, type, call);
+  return why.empty() ? node_.workspace(call, bytes) : why;
 }
 
 int32_t Plugin::configurePlugin(const DynamicPluginTensorDesc* in, int32_t inputs, const DynamicPluginTensorDesc*,
@@ -101,7 +101,8 @@ int32_t Plugin::configurePlugin(const DynamicPluginTensorDesc* in, int32_t input
     if (outputs != getNbOutputs()) return refuse(std::to_string(outputs) + " outputs");
     std::vector<Dims> dims;
     for (int32_t k = 0; k < inputs; ++k) dims.push_back(in[k].max);
-    const std::string why = check(dims.data(), inputs, in[0].desc.type);
+    int64_t bytes = 0;
+    const std::string why = workspace(dims.data(), inputs, in[0].desc.type, bytes);
     return why.empty() ? 0 : refuse(why);
   } catch (...) {
     return 1;
@@ -157,8 +158,8 @@ const IDimensionExpr* Plugin::dimension(std::string_view name, const DimsExprs* 
   const IDimensionExpr* window = at(*source.window);
   if (window == nullptr) return nullptr;
   const IDimensionExpr* one = builder.constant(1);
-  if (spec.has_attribute("shared") && integer(op_, values_, "shared")) return one;
-  const IDimensionExpr* stride = builder.constant(integer(op_, values_, "strides", source.axis));
+  if (spec.has_attribute("shared") && PluginAttributes(op_, values_).integer("shared")) return one;
+  const IDimensionExpr* stride = builder.constant(PluginAttributes(op_, values_).integer("strides", source.axis));
   const IDimensionExpr* room = builder.operation(DimensionOperation::kSUB, *size, *window);
   const IDimensionExpr* steps = builder.operation(DimensionOperation::kFLOOR_DIV, *room, *stride);
   return builder.operation(DimensionOperation::kSUM, *steps, *one);
@@ -214,11 +215,10 @@ size_t Plugin::getWorkspaceSize(const DynamicPluginTensorDesc* in, int32_t input
     int64_t bytes = 0;
     for (int64_t children = fewest; children <= most; ++children) {
       const std::vector<Dims> dims = largest(in, inputs, children);
-      capsedge_cuda_routing layer;
-      const std::string why = layer_of(dims.data(), inputs, in[0].desc.type, layer);
-      const int64_t needed = why.empty() ? capsedge_cuda_workspace(&layer) : -1;
-      if (needed < 0) {
-        refuse(why.empty() ? capsedge_cuda_describe(&layer) : why);
+      int64_t needed = 0;
+      const std::string why = workspace(dims.data(), inputs, in[0].desc.type, needed);
+      if (!why.empty()) {
+        refuse(why);
         return 0;
       }
       bytes = std::max(bytes, needed);
@@ -236,7 +236,8 @@ int32_t Plugin::onShapeChange(const PluginTensorDesc* in, int32_t inputs, const 
   try {
     std::vector<Dims> dims;
     for (int32_t k = 0; k < inputs; ++k) dims.push_back(in[k].dims);
-    const std::string why = check(dims.data(), inputs, in[0].type);
+    int64_t bytes = 0;
+    const std::string why = workspace(dims.data(), inputs, in[0].type, bytes);
     if (!why.empty()) return refuse(why);
     inputs_ = inputs;
     return 0;
@@ -248,26 +249,17 @@ int32_t Plugin::onShapeChange(const PluginTensorDesc* in, int32_t inputs, const 
 int32_t Plugin::enqueue(const PluginTensorDesc* in_desc, const PluginTensorDesc*, const void* const* in,
                         void* const* out, void* workspace, cudaStream_t stream) noexcept {
   try {
-    char error[256] = "";
-    if (op_ == OperatorId::kSquash) {
-      const Dims& dims = in_desc[0].dims;
-      const int32_t axis = axis_of(values_, dims.nbDims);
-      int64_t outer = 1;
-      for (int32_t k = 0; k < axis; ++k) outer *= dims.d[k];
-      const int failed = capsedge_cuda_squash(in[0], out[0], outer, static_cast<int32_t>(dims.d[axis]),
-                                              elements(dims, axis + 1), number(op_, values_, "epsilon"),
-                                              type_of(in_desc[0].type), stream, error, sizeof error);
-      return failed ? refuse(error) : 0;
-    }
+    // Squash has one input, and TensorRT may run it without a change of shapes.
+    const int32_t inputs = op_ == OperatorId::kSquash ? 1 : inputs_;
     Dims dims[kMostInputs];
-    for (int32_t k = 0; k < inputs_; ++k) dims[k] = in_desc[k].dims;
-    capsedge_cuda_routing layer;
-    const std::string why = layer_of(dims, inputs_, in_desc[0].type, layer);
-    if (!why.empty()) return refuse(why);
-    set_addresses(in, out, layer);
+    for (int32_t k = 0; k < inputs; ++k) dims[k] = in_desc[k].dims;
+    CudaCall call;
+    std::string why = prepare(dims, inputs, in_desc[0].type, call);
     // TensorRT does not report how much it provides; it is what was requested. Older engines do not record the request.
-    const int64_t asked = *workspace_, bytes = asked == kNotAsked ? capsedge_cuda_workspace(&layer) : asked;
-    return capsedge_cuda_route(&layer, workspace, bytes, stream, error, sizeof error) ? refuse(error) : 0;
+    int64_t bytes = *workspace_;
+    if (why.empty() && bytes == kNotAsked) why = node_.workspace(call, bytes);
+    if (why.empty()) why = node_.launch(call, in, static_cast<size_t>(inputs), out, {workspace, bytes}, stream);
+    return why.empty() ? 0 : refuse(why);
   } catch (...) {
     return 1;
   }

@@ -11,8 +11,7 @@
 #include <vector>
 
 #include "attributes.h"
-#include "capsedge_cuda.h"
-#include "input_shapes.h"
+#include "cuda_node.h"
 
 namespace capsedge {
 namespace tensorrt {
@@ -64,30 +63,20 @@ class Plugin final : public nvinfer1::IPluginV3,
  private:
   // Empty, or an error if the operator does not have as many.
   std::string check_count(int32_t inputs) const;
-  // Sets the layer for these shapes, without addresses; returns empty, or what is wrong.
-  std::string layer_of(const nvinfer1::Dims* dims, int32_t inputs, nvinfer1::DataType type,
-                       capsedge_cuda_routing& layer) const;
-  capsedge_cuda_routing blank_layer(nvinfer1::DataType type) const;
-  // Checks its shapes and attributes: empty, or what is wrong.
-  std::string set_dynamic(const nvinfer1::Dims* dims, int32_t inputs, capsedge_cuda_routing& layer) const;
-  std::string set_windows(const nvinfer1::Dims* dims, capsedge_cuda_routing& layer) const;  // EM and attention
-  std::string set_em(int32_t inputs, capsedge_cuda_routing& layer) const;
-  std::string set_votes(const nvinfer1::Dims* dims, capsedge_cuda_routing& layer) const;
-  void set_agreement(capsedge_cuda_routing& layer) const;
-  std::string set_attention(const nvinfer1::Dims* dims, capsedge_cuda_routing& layer) const;
-  std::string set_self_attention(const nvinfer1::Dims* dims, capsedge_cuda_routing& layer) const;
-  void set_addresses(const void* const* in, void* const* out, capsedge_cuda_routing& layer) const;
+  // The node for these shapes; empty, or what is wrong with them.
+  std::string prepare(const nvinfer1::Dims* dims, int32_t inputs, nvinfer1::DataType type, CudaCall& call) const;
+  // Also the bytes of its workspace.
+  std::string workspace(const nvinfer1::Dims* dims, int32_t inputs, nvinfer1::DataType type, int64_t& bytes) const;
   // A dimension according to the table's shapes; null, with the reason in `why`, if an input has another rank.
   const nvinfer1::IDimensionExpr* dimension(std::string_view name, const nvinfer1::DimsExprs* in,
                                             nvinfer1::IExprBuilder& builder, std::string& why) const;
-  std::string check(const nvinfer1::Dims* dims, int32_t inputs, nvinfer1::DataType type) const;
   int32_t refuse(const std::string& why) const noexcept;
   std::pair<int64_t, int64_t> children_of(const nvinfer1::DynamicPluginTensorDesc* in) const;
   std::vector<nvinfer1::Dims> largest(const nvinfer1::DynamicPluginTensorDesc* in, int32_t inputs, int64_t children) const;
 
   const OperatorId op_;
-  const InputShapes input_shapes_;
   const Values values_;
+  const CudaNode node_;
   const std::string text_;
   const std::shared_ptr<Workspace> workspace_;
   int64_t written_workspace_ = kNotAsked;  // the values that fields point to

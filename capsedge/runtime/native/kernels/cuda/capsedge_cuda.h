@@ -1,7 +1,7 @@
 /* The operators on a GPU, without a runtime: a plain C interface over device addresses. docs/reference/operators.md
- * specifies what they compute, docs/explanation/cuda.md explains how. No function allocates or synchronises: all queue
- * their work on the given stream and can be captured in a CUDA graph. Results are bit-identical in every run with the
- * same shapes on the same GPU. */
+ * specifies what they compute, docs/explanation/cuda.md explains how. No function but capsedge_cuda_load allocates or
+ * synchronises: all queue their work on the given stream and can be captured in a CUDA graph. Results are bit-identical
+ * in every run with the same shapes on the same GPU. */
 #ifndef CAPSEDGE_CAPSEDGE_CUDA_H_
 #define CAPSEDGE_CAPSEDGE_CUDA_H_
 
@@ -75,6 +75,14 @@ typedef struct capsedge_cuda_routing {
   int32_t scheme;               /* AUTO; the others are for tests */
   int32_t multiprocessors;      /* of the GPU; 0 asks the current one; without one, for any */
 } capsedge_cuda_routing;
+
+/* Loads the kernels from a fat binary (`make cuda`), once per process for all its GPUs; the same file again is no error,
+ * another one is. Uses the CUDA runtime that the process has, or else finds one: a file that CAPSEDGE_CUDART names, or
+ * libcudart.so.13 or .12, of CUDA 12.8 or newer. Returns 0, or 1 with a sentence in `error`: no CUDA runtime, no GPU, a
+ * driver that is too old, a file that is missing, damaged or without code for the current GPU. Code for a GPU that is
+ * newer than the file is compiled by the driver, at the first use. Call it before the functions that queue work. Does
+ * nothing in a library that contains the kernels: the TensorRT plugins'. */
+CAPSEDGE_CUDA_EXPORT int capsedge_cuda_load(const char* path, char* error, size_t error_size);
 
 /* Multiprocessors of the current GPU. Some power modes of a Jetson, or partitions of a GPU, have fewer. 0: there is no
  * GPU. CAPSEDGE_CUDA_OLD_DRIVER: there is one, but its driver is too old for the CUDA version that this was built with.

@@ -5,28 +5,24 @@
 #include <cmath>
 #include <cstdint>
 
+#include "layer.h"
+
 #ifdef CAPSEDGE_EMULATE
 #define CAPSEDGE_LEVEL emulated
 #define CAPSEDGE_WIDTH 4
 #include "../cpu/simd/half.h"
 #include "emulate.h"
 #define CAPSEDGE_DEVICE inline
-#define CAPSEDGE_BOTH inline
-#define CAPSEDGE_KERNEL static void
 #else
 #include <cooperative_groups.h>
 #include <cuda_fp16.h>
 #include <cuda_pipeline_primitives.h>
 #include <cuda_runtime.h>
 #define CAPSEDGE_DEVICE __device__ __forceinline__
-#define CAPSEDGE_BOTH __host__ __device__ __forceinline__
-#define CAPSEDGE_KERNEL static __global__ void
 #endif
 
 namespace capsedge {
 namespace cuda {
-
-constexpr int kWarp = 32;
 
 #ifndef CAPSEDGE_EMULATE
 

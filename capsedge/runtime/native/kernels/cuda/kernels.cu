@@ -1,5 +1,7 @@
-// The kernels of the operators.
+// The kernels of the operators. `nvcc -fatbin` makes the file that device_code.cpp loads; compiled like other CUDA, or
+// for the emulation, the object has a table of them instead.
 #include "kernels.h"
+#include "table.h"
 
 #include "finish.h"
 #include "generic.h"
@@ -34,8 +36,9 @@ struct Moments {
   }
 };
 
-template <int L, int Q>
+template <int R, int L, int Q>
 struct OverChildren {
+  static_assert(R == 1, "of vectors");
   static constexpr int kBlocks = 2;
   template <typename T, typename W>
   CAPSEDGE_DEVICE static void pass(const Block& b, const Layer& l, int64_t unit, Part part, const float* state,
@@ -48,18 +51,15 @@ CAPSEDGE_DEVICE bool nothing_known(const Layer& l, int iteration) {
   return iteration == 0 && l.operation != CAPSEDGE_CUDA_ATTENTION;
 }
 
-#ifdef CAPSEDGE_EMULATE
-#define CAPSEDGE_BOUNDS
-#define CAPSEDGE_BLOCKS(number)
-#else
-#define CAPSEDGE_BOUNDS __launch_bounds__(kThreads)
-#define CAPSEDGE_BLOCKS(number) __launch_bounds__(kThreads, number)
-#endif
+template <typename Pass>
+constexpr bool kMoments = false;
+template <int R, int L, int Q>
+constexpr bool kMoments<Moments<R, L, Q>> = true;
 
 // One block per unit, all iterations; everything between them stays in shared memory. With parts, one cluster of blocks
 // per unit: the first block adds the others' sums, and they copy the result.
 template <typename Pass, typename T, typename W>
-CAPSEDGE_KERNEL CAPSEDGE_BLOCKS(Pass::kBlocks) whole_kernel(const Layer l) {
+CAPSEDGE_DEVICE void whole(const Layer& l) {
   const Block b;
   float* state = b.shared();
   float* partial = state + l.room;
@@ -83,7 +83,7 @@ CAPSEDGE_KERNEL CAPSEDGE_BLOCKS(Pass::kBlocks) whole_kernel(const Layer l) {
 
 // One block per part of a unit's children, one pass.
 template <typename Pass, typename T, typename W>
-CAPSEDGE_KERNEL CAPSEDGE_BLOCKS(Pass::kBlocks) part_kernel(const Layer l, int iteration) {
+CAPSEDGE_DEVICE void part(const Layer& l, int iteration) {
   const Block b;
   const int64_t unit = b.x();
   float* round = b.shared();
@@ -96,7 +96,7 @@ CAPSEDGE_KERNEL CAPSEDGE_BLOCKS(Pass::kBlocks) part_kernel(const Layer l, int it
 
 // One block for several units and a part of their children, one pass.
 template <int R, int L, int U, bool EM, typename T, typename W>
-CAPSEDGE_KERNEL CAPSEDGE_BLOCKS(2) tiled_kernel(const Layer l, int iteration) {
+CAPSEDGE_DEVICE void tiled(const Layer& l, int iteration) {
   const Block b;
   const int64_t unit = static_cast<int64_t>(b.x()) * (b.threads() / l.group) * U;
   const Part own = part_of(l, b.y());
@@ -106,7 +106,7 @@ CAPSEDGE_KERNEL CAPSEDGE_BLOCKS(2) tiled_kernel(const Layer l, int iteration) {
 }
 
 template <typename T, typename W>
-CAPSEDGE_KERNEL CAPSEDGE_BOUNDS generic_kernel(const Layer l, int iteration) {
+CAPSEDGE_DEVICE void generic(const Layer& l, int iteration) {
   const Block b;
   const int64_t unit = b.x(), part = unit * l.splits + b.y();
   const Part own = part_of(l, b.y());
@@ -115,95 +115,44 @@ CAPSEDGE_KERNEL CAPSEDGE_BOUNDS generic_kernel(const Layer l, int iteration) {
 }
 
 template <typename T>
-CAPSEDGE_KERNEL CAPSEDGE_BOUNDS begin_kernel(const Layer l) {
+CAPSEDGE_DEVICE void begin(const Layer& l) {
   const Block b;
   begin_attention<T>(b, l, b.x(), l.state + static_cast<int64_t>(b.x()) * l.room);
 }
 
 template <typename T>
-CAPSEDGE_KERNEL CAPSEDGE_BOUNDS finish_kernel(const Layer l, int iteration) {
+CAPSEDGE_DEVICE void finish_unit(const Layer& l, int iteration) {
   const Block b;
   const int64_t unit = b.x();
   float* partial = l.partial + unit * l.splits * l.room;
   finish<T>(b, l, unit, iteration, StoredParts{partial, l.room}, partial, l.state + unit * l.room);
 }
 
-template <typename T>
-CAPSEDGE_KERNEL CAPSEDGE_BOUNDS squash_rows_kernel(const T* x, T* y, int64_t rows, int size, float epsilon, int group) {
-  squash_rows<T>(Block(), x, y, rows, size, epsilon, group);
-}
-
-template <typename T>
-CAPSEDGE_KERNEL CAPSEDGE_BOUNDS squash_planes_kernel(const T* x, T* y, int64_t outer, int size, int64_t inner,
-                                                     float epsilon) {
-  squash_planes<T>(Block(), x, y, outer, size, inner, epsilon);
-}
-
-template <int L, typename T, typename W>
-CAPSEDGE_KERNEL CAPSEDGE_BOUNDS votes_kernel(const Layer l) {
-  keep_votes<L, T, W>(Block(), l);
-}
-
-template <typename Pass, typename T, typename W>
-void use_pass(Kernels& kernels) {
-  kernels.whole = whole_kernel<Pass, T, W>;
-  kernels.pass = part_kernel<Pass, T, W>;
-}
-
-template <typename T, typename W>
-Kernels typed_kernels(const Layer& layer, Shape shape, int q, bool tiled) {
-  const bool em = layer.operation == CAPSEDGE_CUDA_EM, two = q == 2;
-  Kernels kernels{nullptr, generic_kernel<T, W>, begin_kernel<T>, finish_kernel<T>, nullptr};
-  if (shape == Shape::k1x16) kernels.votes = votes_kernel<16, T, W>;
-  if (shape == Shape::k1x8) kernels.votes = votes_kernel<8, T, W>;
-  if (tiled) {
-    kernels.pass = shape == Shape::k1x16  ? tiled_kernel<1, 16, 2, false, T, W>
-                   : shape == Shape::k1x8 ? tiled_kernel<1, 8, 2, false, T, W>
-                   : em                   ? tiled_kernel<4, 4, 1, true, T, W>
-                                          : tiled_kernel<4, 4, 2, false, T, W>;
-    return kernels;
-  }
-  switch (shape) {
-    case Shape::k4x4:
-      if (em)
-        two ? use_pass<Moments<4, 4, 2>, T, W>(kernels) : use_pass<Moments<4, 4, 1>, T, W>(kernels);
-      else
-        two ? use_pass<Sums<4, 4, 2>, T, W>(kernels) : use_pass<Sums<4, 4, 1>, T, W>(kernels);
-      break;
-    case Shape::k2x2:
-      use_pass<Moments<2, 2, 1>, T, W>(kernels);
-      break;
-    case Shape::k1x16:
-      if (layer.over_children)
-        two ? use_pass<OverChildren<16, 2>, T, W>(kernels) : use_pass<OverChildren<16, 1>, T, W>(kernels);
-      else
-        two ? use_pass<Sums<1, 16, 2>, T, W>(kernels) : use_pass<Sums<1, 16, 1>, T, W>(kernels);
-      break;
-    case Shape::k1x8:
-      layer.over_children ? use_pass<OverChildren<8, 1>, T, W>(kernels) : use_pass<Sums<1, 8, 1>, T, W>(kernels);
-      break;
-    case Shape::kGeneric:
-      break;
-  }
-  return kernels;
-}
-
 }  // namespace
 
-Kernels kernels_of(const Layer& layer, Shape shape, int q, bool tiled) {
-  const bool int8 = layer.weight_type == CAPSEDGE_CUDA_INT8;
-  if (layer.type == CAPSEDGE_CUDA_FLOAT)
-    return int8 ? typed_kernels<float, int8_t>(layer, shape, q, tiled)
-                : typed_kernels<float, float>(layer, shape, q, tiled);
-  return int8 ? typed_kernels<Half, int8_t>(layer, shape, q, tiled) : typed_kernels<Half, Half>(layer, shape, q, tiled);
-}
+#ifdef CAPSEDGE_EMULATE
+#define CAPSEDGE_KERNEL static void
+#define CAPSEDGE_BOUNDS
+#define CAPSEDGE_BLOCKS(number)
+#else
+#define CAPSEDGE_KERNEL extern "C" __global__ void
+#define CAPSEDGE_BOUNDS __launch_bounds__(kThreads)
+#define CAPSEDGE_BLOCKS(number) __launch_bounds__(kThreads, number)
+#endif
 
-template <typename T>
-SquashKernels<T> squash_kernels() {
-  return {squash_rows_kernel<T>, squash_planes_kernel<T>};
-}
-template SquashKernels<float> squash_kernels<float>();
-template SquashKernels<Half> squash_kernels<Half>();
+using f32 = float;
+using f16 = Half;
+using i8 = int8_t;
+#define CAPSEDGE_DEFINE(name, parameters, bounds, call) CAPSEDGE_KERNEL bounds name parameters { call; }
+CAPSEDGE_KERNELS(CAPSEDGE_DEFINE)
+
+#ifdef CAPSEDGE_EMULATE
+#define CAPSEDGE_ENTRY(name, parameters, bounds, call) emulated<name>,
+const EmulatedKernel kernel_table[] = {CAPSEDGE_KERNELS(CAPSEDGE_ENTRY)};
+#else
+#define CAPSEDGE_ENTRY(name, parameters, bounds, call) reinterpret_cast<const void*>(name),
+const void* const kernel_table[] = {CAPSEDGE_KERNELS(CAPSEDGE_ENTRY)};
+#endif
 
 }  // namespace cuda
 }  // namespace capsedge

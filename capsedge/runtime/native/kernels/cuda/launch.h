@@ -1,9 +1,7 @@
 // Launching kernels, and the properties of the GPU that this requires.
 #pragma once
 
-#ifndef CAPSEDGE_EMULATE
-#include <cuda_runtime.h>
-#endif
+#include <cstddef>
 
 #include "kernels.h"
 
@@ -23,33 +21,27 @@ struct Grid {
 int multiprocessors_here();
 
 // Whether the current GPU runs such clusters; queried once for each kernel and grid.
-bool clusters_run(WholeKernel kernel, const Grid& grid);
+bool clusters_run(Kernel kernel, const Grid& grid);
 
 // Launches all passes of a layer whose memory has been assigned. Returns null, or what went wrong; so does launch.
 const char* run_layer(const Plan& plan, void* stream);
 
+// `arguments`: the addresses of what the kernel takes.
+const char* launch_kernel(Kernel kernel, const Grid& grid, void* stream, void** arguments);
+
+template <typename T>
+struct Exactly {
+  using Type = T;
+};
+template <typename... Parameters>
+const char* launch(Handle<Parameters...> kernel, const Grid& grid, void* stream,
+                   const typename Exactly<Parameters>::Type&... arguments) {
+  void* addresses[] = {const_cast<void*>(static_cast<const void*>(&arguments))...};
+  return launch_kernel(kernel.kernel, grid, stream, addresses);
+}
+
 #ifdef CAPSEDGE_EMULATE
 extern int emulated_multiprocessors;
-
-template <typename... Parameters, typename... Arguments>
-const char* launch(void (*kernel)(Parameters...), const Grid& grid, void*, const Arguments&... arguments) {
-  Emulator::instance().run(static_cast<int>(grid.x), grid.y, grid.cluster, grid.threads, grid.shared,
-                           [&] { kernel(arguments...); });
-  return nullptr;
-}
-#else
-// `cluster` holds the attribute that the configuration points to.
-cudaLaunchConfig_t configuration(const Grid& grid, void* stream, cudaLaunchAttribute* cluster);
-
-template <typename... Parameters, typename... Arguments>
-const char* launch(void (*kernel)(Parameters...), const Grid& grid, void* stream, const Arguments&... arguments) {
-  cudaLaunchAttribute cluster{};
-  const cudaLaunchConfig_t config = configuration(grid, stream, &cluster);
-  const cudaError_t status = cudaLaunchKernelEx(&config, kernel, arguments...);
-  if (status == cudaSuccess) return nullptr;
-  cudaGetLastError();  // reported here, so that no later call reports it
-  return cudaGetErrorString(status);
-}
 #endif
 
 }  // namespace cuda

@@ -1,7 +1,7 @@
 // Shared by all passes: logits and couplings of a group of lanes, and incremental moments.
 #pragma once
 
-#include "layer.h"
+#include "access.h"
 
 namespace capsedge {
 namespace cuda {

@@ -3,7 +3,7 @@
 // arithmetic. A group of threads copies a row, each thread four elements at a time.
 #pragma once
 
-#include "layer.h"
+#include "access.h"
 
 namespace capsedge {
 namespace cuda {

@@ -3,7 +3,7 @@
 // neighbouring weights.
 #pragma once
 
-#include "layer.h"
+#include "access.h"
 
 namespace capsedge {
 namespace cuda {

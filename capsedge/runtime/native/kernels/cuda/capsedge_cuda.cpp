@@ -2,9 +2,15 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <new>
+#include <string>
 
+#include "device_code.h"
 #include "launch.h"
 #include "plan.h"
+#ifdef CAPSEDGE_EMULATE
+#include "emulate.h"
+#endif
 
 namespace {
 
@@ -23,19 +29,26 @@ struct Squash {
   float epsilon;
 };
 
-template <typename T>
-const char* squash(const Squash& s, const T* x, T* y, void* stream) {
+const char* squash(const Squash& s, const void* x, void* y, int32_t type, void* stream) {
   int group = 1;
   while (group < s.size && group < kWarp) group *= 2;
   const int64_t work = s.inner == 1 ? (s.outer + kThreads / group - 1) / (kThreads / group)
                                     : (s.outer * s.inner + kThreads - 1) / kThreads;
   const Grid grid{std::min<int64_t>(work, 32 * std::max(1, multiprocessors_here())), 1, kThreads, 0};
-  const SquashKernels<T> kernels = squash_kernels<T>();
-  return s.inner == 1 ? launch(kernels.rows, grid, stream, x, y, s.outer, s.size, s.epsilon, group)
-                      : launch(kernels.planes, grid, stream, x, y, s.outer, s.size, s.inner, s.epsilon);
+  return s.inner == 1 ? launch(squash_rows_of(type), grid, stream, x, y, s.outer, s.size, s.epsilon, group)
+                      : launch(squash_planes_of(type), grid, stream, x, y, s.outer, s.size, s.inner, s.epsilon);
 }
 
 }  // namespace
+
+extern "C" int capsedge_cuda_load(const char* path, char* error, size_t error_size) {
+  try {
+    const std::string why = load_code(path);
+    return failed(why.empty() ? nullptr : why.c_str(), error, error_size);
+  } catch (const std::bad_alloc&) {
+    return failed("there is not enough memory for the kernels", error, error_size);
+  }
+}
 
 extern "C" int32_t capsedge_cuda_multiprocessors(void) { return multiprocessors_here(); }
 #ifdef CAPSEDGE_EMULATE
@@ -75,11 +88,7 @@ extern "C" int capsedge_cuda_squash(const void* x, void* y, int64_t outer, int32
   if (type != CAPSEDGE_CUDA_FLOAT && type != CAPSEDGE_CUDA_FLOAT16)
     return failed("inputs are float or float16", error, error_size);
   if (outer == 0) return 0;
-  const Squash s{outer, size, inner, epsilon};
-  const char* why = type == CAPSEDGE_CUDA_FLOAT
-                        ? squash(s, static_cast<const float*>(x), static_cast<float*>(y), stream)
-                        : squash(s, static_cast<const Half*>(x), static_cast<Half*>(y), stream);
-  return failed(why, error, error_size);
+  return failed(squash({outer, size, inner, epsilon}, x, y, type, stream), error, error_size);
 }
 
 extern "C" const char* capsedge_cuda_describe(const capsedge_cuda_routing* layer) {

@@ -265,7 +265,7 @@ Choice fastest_cluster(const Plan& plan, int64_t from, int64_t to, int64_t slots
 }
 
 bool runs_as_cluster(const Plan& plan) {
-  return plan.layer.units && fits(plan) && clusters_run(plan.kernels.whole, whole_grid(plan));
+  return plan.layer.units && fits(plan) && clusters_run(plan.kernels.whole.kernel, whole_grid(plan));
 }
 
 }  // namespace

@@ -1,0 +1,325 @@
+"""Capsule operators as CUDA kernels of ONNX Runtime's CUDA provider: which nodes of a file have them.
+
+A name that is registered (`DynamicRouting_2`) never runs as its function body, whatever its shapes. So a name
+is chosen from the file, before ONNX Runtime loads it, and only if every node of that name fits the kernels.
+Which nodes do is known to the operator library, which needs no GPU for that (``onnxruntime/cuda_takes.h``).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from capsedge.errors import (
+    CapsedgeError,
+    EnvironmentProblem,
+    UnsupportedModelError,
+    UsageError,
+)
+from capsedge.runtime.backends.cuda import driver_version, load_cuda
+from capsedge.runtime.backends.native_library import (
+    check_nodes,
+    find_library,
+    library_for,
+    no_library,
+)
+from capsedge.runtime.backends.onnxruntime_session import CUDA as CUDA_PROVIDER
+from capsedge.runtime.backends.onnxruntime_session import NoKernelsHere, SessionSettings
+from capsedge.runtime.cuda_kernels import find_cuda_kernels
+from capsedge.runtime.onnx_file.structure import Graph, Node, Structure, Value, structure_of
+from capsedge.runtime.onnx_file.summary import OnnxSummary
+from capsedge.spec.operators import DOMAIN, OPERATORS, operator_of
+
+CUDA = 13  # of the kernels' code: the driver has to support it
+_TYPES = {"float32": 0, "float16": 1, "int8": 2, "uint8": 3, "int32": 4}  # of capsedge/kernels.h
+_ANY_BATCH = 1
+
+
+@dataclass(frozen=True)
+class CudaOperators:
+    """What a session on a GPU registers.
+
+    Attributes:
+        names: types of ``capsedge`` nodes that get a CUDA kernel; the others run as their bodies.
+        kernels: the file with the GPU's code.
+        library: the operator library.
+        others: why the first other node has no kernel; empty if all have one.
+    """
+
+    names: tuple[str, ...]
+    kernels: Path
+    library: Path
+    others: str = ""
+
+
+def find_parts() -> tuple[Path, Path]:
+    """The operator library and the file with the GPU's code.
+
+    Raises:
+        NoKernelsHere: one is not installed, or the driver is too old for the code.
+        EnvironmentProblem: a variable names a file that does not exist.
+    """
+    library = find_library()
+    if library is None:
+        absent = no_library()
+        raise NoKernelsHere(absent.what, absent.why, absent.fix)
+    kernels = find_cuda_kernels()
+    if kernels is None:
+        from capsedge import __version__
+
+        raise NoKernelsHere(
+            "The CUDA kernels of capsedge are not installed.",
+            "They come in a package of their own.",
+            f"pip install capsedge-cuda=={__version__}",
+        )
+    driver = driver_version()
+    if driver and int(driver.split(".")[0]) < CUDA:
+        raise NoKernelsHere(
+            "The driver of the GPU is too old for the CUDA kernels of capsedge.",
+            f"It supports CUDA {driver}, and they need CUDA {CUDA}.",
+            "Install NVIDIA driver 580 or later.",
+        )
+    return library, kernels
+
+
+def with_operators(
+    bare: SessionSettings, path: Path, data: bytes, summary: OnnxSummary, ops: str
+) -> tuple[SessionSettings, bool]:
+    """How a file runs, with what the operator library runs of it; and whether capsule operators are left out.
+
+    Args:
+        bare: threads, provider and GPU.
+        path: the file's name in errors.
+        data: its content.
+        ops: as for `capsedge.load`.
+
+    Raises:
+        UsageError, EnvironmentProblem: as `library_for` and `choose`.
+        UnsupportedModelError, ArtefactError: as `choose`.
+    """
+    if bare.gpu is None:
+        library = library_for(path, summary, ops)
+        return replace(bare, library=library, nodes=tuple(summary.capsedge_types)), False
+    if bare.provider != CUDA_PROVIDER:
+        if ops == "fused":
+            raise UsageError(
+                "ops is 'fused' with ONNX Runtime's TensorRT provider.",
+                "The operator library has kernels for the CPU and for the CUDA provider.",
+                "Use the provider 'cuda', or build an engine with `capsedge build --plugin fused`.",
+            )
+        ops = "portable"
+    chosen = choose(path, data, summary, ops)
+    if chosen is None:
+        return bare, False
+    made = replace(bare, library=chosen.library, nodes=chosen.names, kernels=chosen.kernels)
+    return made, bool(chosen.others)
+
+
+def choose(path: Path, data: bytes, summary: OnnxSummary, ops: str) -> CudaOperators | None:
+    """What to register for a file on a GPU; None if all of its nodes run as their bodies.
+
+    Args:
+        path: the file's name in errors.
+        data: its content.
+        ops: as for `capsedge.load`.
+
+    Raises:
+        UsageError, EnvironmentProblem: as `library_for`; ``ops`` is ``fused``, and a part is missing.
+        UnsupportedModelError: ``ops`` is ``fused``, and a node has no kernel.
+        ArtefactError: the file is damaged.
+    """
+    if not check_nodes(path, summary, ops):
+        return None
+    chosen = None
+    problem: CapsedgeError | None = None
+    if ops != "portable":
+        try:
+            library, kernels = find_parts()
+        except NoKernelsHere as error:
+            if ops == "fused":
+                raise
+            problem = error
+        else:
+            chosen = _chosen(structure_of(data, str(path)), library, kernels)
+            if chosen.others and ops == "fused":
+                raise UnsupportedModelError(
+                    f"{path} does not run with CUDA kernels only.",
+                    f"{chosen.others}.",
+                    "Use ops 'auto': such nodes then run as their function bodies.",
+                )
+    _check_bodies(path, summary, chosen, problem)
+    return chosen if chosen and chosen.names else None
+
+
+def _check_bodies(
+    path: Path, summary: OnnxSummary, chosen: CudaOperators | None, problem: CapsedgeError | None
+) -> None:
+    """Refuse a file some of whose nodes have neither a kernel nor a body.
+
+    Raises:
+        EnvironmentProblem: names them and what would run them.
+    """
+    names = set(chosen.names if chosen else ())
+    bare = {t for t, o in summary.capsedge_nodes if (t, o) not in summary.capsedge_functions}
+    missing = sorted(operator_of(name) for name in bare - names)
+    if not missing:
+        return
+    why = "ops is 'portable'" if problem is None else problem.what.rstrip(".")
+    raise EnvironmentProblem(
+        f"{path} does not run on the GPU here.",
+        f"Its {', '.join(dict.fromkeys(missing))} nodes have no function body, and "
+        f"{(chosen and chosen.others) or why}.",
+        problem.fix if problem else "Export it again with `capsedge export --ops auto`.",
+    )
+
+
+def load_problem(library: Path, kernels: Path) -> str:
+    """Why the kernels do not load on this machine's GPU; empty if they do.
+
+    Raises:
+        EnvironmentProblem: the operator library does not load.
+    """
+    with suppress(EnvironmentProblem):
+        load_cuda()  # so that the library finds a CUDA runtime that only a Python package has
+    load, text = _function(library, "capsedge_cuda_load"), ctypes.create_string_buffer(1024)
+    refused = load(str(kernels).encode(), text, ctypes.c_size_t(len(text)))
+    return text.value.decode(errors="replace") if refused else ""
+
+
+def _function(library: Path, name: str) -> Any:
+    """A function of the operator library.
+
+    Raises:
+        EnvironmentProblem: it does not load, or lacks the function.
+    """
+    try:
+        return getattr(ctypes.CDLL(str(library)), name)
+    except (OSError, AttributeError) as error:
+        raise EnvironmentProblem(
+            f"The operator library {library} does not load, or is of another version.",
+            f"{error}.",
+            "Reinstall capsedge, or run without the library: `--ops portable` (ops='portable').",
+        ) from error
+
+
+# --- Which nodes fit ---
+
+
+def _chosen(structure: Structure, library: Path, kernels: Path) -> CudaOperators:
+    misfits: dict[str, str] = {}  # by name, the first node's
+    known = _values(structure.graph)
+    takes = _Takes(library)
+    top = {id(node) for node in structure.graph.nodes}
+    names: dict[str, None] = {}
+    for node in _capsedge_nodes(structure):
+        names[node.op] = None
+        where = node.name or node.outputs[0] if node.outputs else node.name
+        if id(node) not in top:
+            reason = "it is inside another node or function, where no shapes are stated"
+        else:
+            reason = takes.refuses(node, known)
+        if reason:
+            misfits.setdefault(node.op, f"{node.op} '{where}' has no CUDA kernel: {reason}")
+    return CudaOperators(
+        tuple(name for name in names if name not in misfits),
+        kernels,
+        library,
+        next(iter(misfits.values()), ""),
+    )
+
+
+def _capsedge_nodes(structure: Structure) -> Iterable[Node]:
+    for graph in (structure.graph, *structure.functions):
+        yield from (node for node in graph.walk() if node.domain == DOMAIN)
+
+
+def _values(graph: Graph) -> dict[str, Value]:
+    """What the file states of the graph's values, by name."""
+    stated = (*graph.values, *graph.outputs, *graph.inputs, *graph.initializers)
+    return {value.name: value for value in stated}
+
+
+class _Attribute(ctypes.Structure):
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("values", ctypes.POINTER(ctypes.c_double)),
+        ("count", ctypes.c_int32),
+    )
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("rank", ctypes.c_int32),
+        ("type", ctypes.c_int32),
+    )
+
+
+class _Takes:
+    """The operator library's ``capsedge_cuda_takes``."""
+
+    def __init__(self, library: Path) -> None:
+        self._call = _function(library, "capsedge_cuda_takes")
+
+    def refuses(self, node: Node, known: Mapping[str, Value]) -> str:
+        """Why the kernels do not take a node; empty if they do."""
+        operator = OPERATORS.get(operator_of(node.op))
+        if operator is None or not operator.has_cuda_kernel:
+            return "the kernels do not include this operator"
+        if not operator.takes(len(node.inputs)) or not all(node.inputs):
+            return "it leaves out an input"
+        if len(node.outputs) != len(operator.outputs) or not all(node.outputs):
+            return "it leaves out an output"
+        tensors = (_Tensor * len(node.inputs))()
+        for tensor, name, value in zip(tensors, node.inputs, operator.inputs, strict=False):
+            stated = known.get(name)
+            shape = None if stated is None else _sizes(stated, value.shape)
+            if stated is None or shape is None:
+                return f"the file does not state the shape of its input '{value.name}'"
+            if stated.type not in _TYPES:
+                return f"its input '{value.name}' is {stated.type}"
+            tensor.shape = (ctypes.c_int64 * max(1, len(shape)))(*shape)
+            tensor.rank, tensor.type = len(shape), _TYPES[stated.type]
+        attributes = _attributes(node)
+        text = ctypes.create_string_buffer(512)
+        refused = self._call(
+            node.op.encode(), attributes, len(attributes), tensors, len(tensors),
+            text, ctypes.c_size_t(len(text)),
+        )  # fmt: skip
+        return text.value.decode(errors="replace") if refused else ""
+
+
+def _sizes(value: Value, dimensions: Sequence[str]) -> list[int] | None:
+    """The sizes of an input, any size of the batch as 1; None if another size is not known.
+
+    Dimensions that ``...`` stands for may have any size.
+    """
+    if value.shape is None:
+        return None
+    sizes: list[int] = []
+    for axis, size in enumerate(value.shape):
+        free = dimensions[:1] == ("...",) or (axis == 0 and dimensions[:1] == ("N",))
+        if not isinstance(size, int) and not free:
+            return None
+        sizes.append(size if isinstance(size, int) else _ANY_BATCH)
+    return sizes
+
+
+def _attributes(node: Node) -> Any:
+    """The numbers among a node's attributes."""
+    given = {
+        name: value if isinstance(value, list) else [value]
+        for name, value in node.attributes.items()
+        if isinstance(value, (int, float, list))
+    }
+    made = (_Attribute * len(given))()
+    for attribute, (name, values) in zip(made, given.items(), strict=True):
+        attribute.name = name.encode()
+        attribute.values = (ctypes.c_double * max(1, len(values)))(*values)
+        attribute.count = len(values)
+    return made

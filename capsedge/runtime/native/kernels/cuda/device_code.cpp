@@ -1,0 +1,169 @@
+#include "device_code.h"
+
+#if defined(CAPSEDGE_CUDA_LINKED) || defined(CAPSEDGE_EMULATE)
+
+#include "table.h"
+
+namespace capsedge {
+namespace cuda {
+
+#ifndef CAPSEDGE_EMULATE
+const void* code_of(Kernel kernel) { return kernel_table[static_cast<int>(kernel)]; }
+#endif
+
+std::string load_code(const char*) { return {}; }
+
+}  // namespace cuda
+}  // namespace capsedge
+
+#else
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "cudart.h"
+
+namespace capsedge {
+namespace cuda {
+namespace {
+
+using cudart::Functions;
+using Codes = std::array<const void*, kKernels>;
+
+Codes codes;
+std::atomic<bool> loaded{false};
+std::mutex mutex;
+std::string loaded_path;
+
+// At the start of what `nvcc -fatbin` writes.
+struct FatBinaryHeader {
+  uint32_t magic;
+  uint16_t version, header_bytes;
+  uint64_t bytes;  // behind the header
+};
+constexpr uint32_t kMagic = 0xba55ed50u;
+
+// The same for every way to name a file.
+std::string absolute(const char* path) {
+  const std::unique_ptr<char, void (*)(void*)> real(realpath(path, nullptr), std::free);
+  return real ? real.get() : path;
+}
+
+std::string read_file(const std::string& path, std::vector<char>& code) {
+  const std::unique_ptr<FILE, int (*)(FILE*)> file(std::fopen(path.c_str(), "rb"), std::fclose);
+  struct stat status {};
+  if (!file || fstat(fileno(file.get()), &status)) return path + " cannot be read: " + std::strerror(errno);
+  if (!S_ISREG(status.st_mode)) return path + " is not a file";
+  code.resize(static_cast<size_t>(status.st_size));
+  if (std::fread(code.data(), 1, code.size(), file.get()) != code.size()) return path + " cannot be read to its end";
+  return {};
+}
+
+std::string check_file(const std::string& path, const std::vector<char>& code) {
+  FatBinaryHeader header{};
+  std::memcpy(&header, code.data(), std::min(code.size(), sizeof header));
+  if (code.size() < sizeof header || header.magic != kMagic || header.header_bytes != sizeof header)
+    return path + " is not a fat binary of CUDA";
+  if (header.bytes != code.size() - sizeof header)
+    return path + " is damaged: it has " + std::to_string(code.size() - sizeof header) + " bytes of " +
+           std::to_string(header.bytes);
+  return {};
+}
+
+std::string words(const Functions& cuda, int code) {
+  cuda.GetLastError();  // reported here, so that no later call reports it
+  return cuda.GetErrorString(code);
+}
+
+std::string capability_of(const Functions& cuda, int device) {
+  int major = 0, minor = 0;
+  cuda.DeviceGetAttribute(&major, cudart::kCapabilityMajor, device);
+  cuda.DeviceGetAttribute(&minor, cudart::kCapabilityMinor, device);
+  return std::to_string(major) + "." + std::to_string(minor);
+}
+
+std::string check_device(const Functions& cuda, int& device) {
+  const int status = cuda.GetDevice(&device);
+  if (status == cudart::kSuccess) return {};
+  int driver = 0;
+  if (status == cudart::kInsufficientDriver && cuda.DriverGetVersion(&driver) == cudart::kSuccess && driver > 0)
+    return "the driver is too old for this CUDA runtime: " + words(cuda, status);
+  return "there is no GPU that CUDA can use: " + words(cuda, status);
+}
+
+// Whether the driver takes the code for the current GPU, by one of the kernels.
+std::string check_code(const Functions& cuda, int device) {
+  cudart::FunctionAttributes attributes{};
+  const int status = cuda.FuncGetAttributes(&attributes, codes[static_cast<size_t>(Kernel::capsedge_finish_kernel_f32)]);
+  if (status == cudart::kSuccess) return {};
+  const std::string why = words(cuda, status);
+  if (status == cudart::kNoKernelImage)
+    return "no code for the current GPU, of compute capability " + capability_of(cuda, device) + ": " + why;
+  return (status == cudart::kUnsupportedPtx ? "the driver is too old for its code: " : "CUDA refuses its code: ") + why;
+}
+
+std::string find_kernels(const Functions& cuda, void* library) {
+  for (int k = 0; k < kKernels; ++k) {
+    const char* const name = name_of(static_cast<Kernel>(k));
+    void* kernel = nullptr;
+    if (const int status = cuda.LibraryGetKernel(&kernel, library, name))
+      return std::string("no kernel ") + name + ": " + words(cuda, status);
+    codes[static_cast<size_t>(k)] = kernel;
+  }
+  return {};
+}
+
+std::string load(const Functions& cuda, const std::string& path) {
+  int device = 0;
+  if (std::string why = check_device(cuda, device); !why.empty()) return why;
+  std::vector<char> code;
+  if (std::string why = read_file(path, code); !why.empty()) return why;
+  if (std::string why = check_file(path, code); !why.empty()) return why;
+  void* library = nullptr;
+  if (const int status = cuda.LibraryLoadData(&library, code.data(), nullptr, nullptr, 0, nullptr, nullptr, 0)) {
+    const char* const old = status == cudart::kUnsupportedPtx ? ", because the driver is too old" : "";
+    return path + " is not loaded" + old + ": " + words(cuda, status);
+  }
+  std::string why = find_kernels(cuda, library);
+  if (why.empty()) why = check_code(cuda, device);
+  if (why.empty()) return {};
+  cuda.LibraryUnload(library);
+  return path + " is not usable: " + why;
+}
+
+}  // namespace
+
+const void* code_of(Kernel kernel) {
+  return loaded.load(std::memory_order_acquire) ? codes[static_cast<size_t>(kernel)] : nullptr;
+}
+
+std::string load_code(const char* path) {
+  if (!path || !*path) return "the file of the kernels is not named";
+  const std::lock_guard<std::mutex> lock(mutex);
+  const std::string own = absolute(path);
+  if (loaded)
+    return own == loaded_path ? "" : "the kernels of " + loaded_path + " are loaded already, and " + own + " cannot be added";
+  const Functions* const cuda = find_cudart(true);
+  if (!cuda) return why_no_cudart();
+  std::string why = load(*cuda, own);
+  if (!why.empty()) return why;
+  loaded_path = own;
+  loaded.store(true, std::memory_order_release);
+  return {};
+}
+
+}  // namespace cuda
+}  // namespace capsedge
+
+#endif

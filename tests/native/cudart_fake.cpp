@@ -1,0 +1,58 @@
+// A CUDA runtime without a GPU behind it, for what the loader of the kernels refuses: each call of cudaX returns the
+// number in the environment's FAKE_cudaX, else success. With -DOLD it is one of CUDA 12.6, without cudaLibrary*.
+#include <cstdlib>
+#include <string>
+
+#include "cudart_abi.h"
+
+using namespace capsedge::cuda::cudart;
+
+namespace {
+int answer(const char* call) {
+  const char* const told = std::getenv((std::string("FAKE_") + call).c_str());
+  return told ? std::atoi(told) : kSuccess;
+}
+int number(const char* name, int otherwise) {
+  const char* const told = std::getenv(name);
+  return told ? std::atoi(told) : otherwise;
+}
+#ifdef OLD
+constexpr int kVersion = 12060;
+#else
+constexpr int kVersion = 13000;
+#endif
+}  // namespace
+
+extern "C" {
+int cudaGetDevice(int* device) {
+  *device = 0;
+  return answer("cudaGetDevice");
+}
+int cudaDeviceGetAttribute(int* value, int attribute, int) {
+  *value = attribute == kCapabilityMajor ? 7 : 0;
+  return kSuccess;
+}
+int cudaDriverGetVersion(int* version) {
+  *version = number("FAKE_DRIVER", 13000);
+  return kSuccess;
+}
+int cudaRuntimeGetVersion(int* version) {
+  *version = kVersion;
+  return kSuccess;
+}
+int cudaGetLastError() { return kSuccess; }
+const char* cudaGetErrorString(int code) { return code == kSuccess ? "no error" : "as told"; }
+int cudaFuncGetAttributes(FunctionAttributes*, const void*) { return answer("cudaFuncGetAttributes"); }
+int cudaOccupancyMaxActiveClusters(int*, const void*, const Configuration*) { return kSuccess; }
+int cudaLaunchKernelExC(const Configuration*, const void*, void**) { return answer("cudaLaunchKernelExC"); }
+#ifndef OLD
+int cudaLibraryLoadData(void**, const void*, int*, void**, unsigned, int*, void**, unsigned) {
+  return answer("cudaLibraryLoadData");
+}
+int cudaLibraryGetKernel(void** kernel, void*, const char* name) {
+  *kernel = const_cast<char*>(name);
+  return answer("cudaLibraryGetKernel");
+}
+int cudaLibraryUnload(void*) { return kSuccess; }
+#endif
+}
