@@ -341,6 +341,9 @@ def _facts(found: Inspection) -> list[tuple[str, str]]:
         facts.append(
             ("training mode", f"{names}: the result of an image depends on the others of its batch")
         )
+    branching = sorted({"If", "Loop", "Scan"} & set(found.operators.get("standard", ())))
+    if branching:
+        facts.append(("CUDA graphs", f"none: {', '.join(branching)} cannot be captured"))
     if found.kind == "onnx":
         opsets = ", ".join(
             f"{domain or 'ai.onnx'} {version}" for domain, version in found.opsets.items()

@@ -266,7 +266,7 @@ def diagnose() -> Diagnosis:
         checks.append(
             _package(package, "export", f"no {lost} here", "pip install 'capsedge[export]'")
         )
-    checks += [gpu.gpu(), *gpu.onnxruntime_packages(), *nvidia_checks()]
+    checks += [gpu.gpu(), *gpu.onnxruntime_packages(), *nvidia_checks(), *_on_gpu()]
     checks.append(
         _package("openvino", "compare", "no comparison with OpenVINO", "pip install openvino")
     )
@@ -327,6 +327,34 @@ def _default_model() -> Check:
         return Check(name, "infer", OK, f"{path.name} runs, {session.backend.ops} operators")
     except Exception as error:  # whatever stands in the way of the base job is what doctor must say
         return Check(name, "infer", BROKEN, _reason(error), cost, _fix_of(error) or fix)
+
+
+def _on_gpu() -> list[Check]:
+    """The default model in ONNX Runtime on the GPU, and whether it is captured; nothing without both."""
+    name, cost = "model on the GPU", "ONNX files do not run with --device cuda"
+    try:
+        onnxruntime = import_onnxruntime()
+        if not has_gpu() or onnxruntime_session.CUDA not in onnxruntime.get_available_providers():
+            return []
+        import numpy as np
+
+        from capsedge.runtime.backends.backend import graph_text
+        from capsedge.runtime.load import load
+        from capsedge.runtime.runtime_options import RuntimeOptions
+        from capsedge.runtime.zoo import default_model
+
+        path = default_model()
+        with load(path, RuntimeOptions(device="cuda")) as session:
+            shape = [d if isinstance(d, int) else 1 for d in session.inputs[0].shape]
+            for _ in range(3):  # the second call is captured, the third one replayed
+                session.run(np.zeros(shape, np.float32))
+            ran = (
+                f"{path.name} runs, {session.backend.ops} operators, {graph_text(session.backend)}"
+            )
+        return [Check(name, _GPU, OK, ran)]
+    except Exception as error:  # whatever stands in the way is what doctor must say
+        fix = "pip install --upgrade 'onnxruntime-gpu[cuda,cudnn]'"
+        return [Check(name, _GPU, BROKEN, _reason(error), cost, _fix_of(error) or fix)]
 
 
 def _operator_library() -> Check:

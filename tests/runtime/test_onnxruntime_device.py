@@ -14,9 +14,11 @@ import pytest
 import capsedge
 from capsedge.cli.infer import _log_graphs
 from capsedge.errors import ArtefactError, ShapeError, UnsupportedModelError, UsageError
+from capsedge.runtime import doctor
 from capsedge.runtime.backends.backend import ProfiledBackend
 from capsedge.runtime.backends.onnxruntime_cuda import OnnxRuntimeCudaBackend
 from capsedge.runtime.backends.onnxruntime_session import CPU, CUDA, NO_FALLBACK
+from capsedge.runtime.machine import BROKEN, OK
 from capsedge.runtime.profiling.compare_models import _ways
 from capsedge.runtime.profiling.profile import backend_version
 from capsedge.runtime.profiling.worker import graphs_argument
@@ -312,3 +314,20 @@ def test_infer_says_why_there_are_no_graphs(
         _log_graphs(session, capsedge.RuntimeOptions())
         _log_graphs(session, capsedge.RuntimeOptions(graphs=False))
     assert capsys.readouterr().err == "m.onnx ran without CUDA graphs: control flow\n"
+
+
+def test_doctor_runs_the_default_model_on_the_gpu(
+    ran: Ran, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert doctor._on_gpu() == []
+    monkeypatch.setattr(doctor, "has_gpu", lambda: True)
+    (check,) = doctor._on_gpu()
+    assert check.status == OK
+    assert check.found == "digits-dynamic.onnx runs, portable operators, CUDA graphs"
+    assert ran.graphs == ["1", "1"]
+    ran.refuses = "control flow"
+    (check,) = doctor._on_gpu()
+    assert check.found.endswith("no CUDA graphs: control flow")
+    monkeypatch.setattr(onnxruntime, "InferenceSession", None)
+    (check,) = doctor._on_gpu()
+    assert check.status == BROKEN
