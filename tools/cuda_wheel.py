@@ -18,7 +18,7 @@ from tools import release_checks
 ROOT = Path(__file__).resolve().parent.parent
 KERNELS = ROOT / "build" / "cuda" / "capsedge.fatbin"
 SOURCES = ROOT / "capsedge" / "runtime" / "native" / "kernels" / "cuda"
-# Turing, Ampere, Orin, Ada, Hopper, Blackwell, Thor: as in cuda.cmake; and PTX of the last for what comes after.
+# Turing, Ampere, Orin, Ada, Hopper, Blackwell, Thor, as in cuda.cmake; and PTX of the last.
 ARCHITECTURES = (75, 80, 86, 87, 89, 90, 100, 110, 120)
 MOST_BYTES = 100_000_000  # of a file on the package index
 _MAGIC, _HEADER, _ENTRY = 0xBA55ED50, struct.Struct("<IHHQ"), struct.Struct("<HHIQ12xI")
@@ -39,20 +39,21 @@ License-File: LICENSE
 License-File: NOTICE
 Description-Content-Type: text/plain
 
-The routing operators of capsedge as code for NVIDIA GPUs of compute capability {architectures}, and for newer ones
-through their driver. capsedge of the same version finds and loads it.
+The routing operators of capsedge as code for NVIDIA GPUs of compute capability
+{architectures}, and for newer ones through their driver.
+capsedge of the same version finds and loads it.
 """
 _WHEEL = """Wheel-Version: 1.0
 Generator: capsedge
 Root-Is-Purelib: true
 Tag: py3-none-any
 """
-_NOTICE = """capsedge_cuda/kernels.fatbin is compiled from the sources of capsedge (Apache-2.0) by NVIDIA's nvcc.
+_NOTICE = """kernels.fatbin is compiled by NVIDIA's nvcc from the sources of capsedge (Apache-2.0).
 
-It contains, in object code, functions of NVIDIA's Common Device Math Functions Library (libdevice.10.bc) and of its
-CUDA headers (cuda_fp16.h), which attachment A of the End User License Agreement of the CUDA Toolkit lists as
-distributable: https://docs.nvidia.com/cuda/eula/. It does not contain the CUDA runtime (libcudart): the program that
-loads it brings its own.
+It contains, in object code, functions of NVIDIA's Common Device Math Functions Library (libdevice.10.bc)
+and of its CUDA headers (cuda_fp16.h), which attachment A of the End User License Agreement of the CUDA
+Toolkit lists as distributable: https://docs.nvidia.com/cuda/eula/. It does not contain the CUDA runtime
+(libcudart): the program that loads it brings its own.
 """
 
 
@@ -74,7 +75,9 @@ def architectures(kernels: Path) -> tuple[list[int], list[int]]:
             found[kind].append(architecture)
             at += header + payload
     except (struct.error, KeyError):
-        raise SystemExit(f"error: {kernels} is not a fat binary of a known form: make cuda") from None
+        raise SystemExit(
+            f"error: {kernels} is not a fat binary of a known form: make cuda"
+        ) from None
     return sorted(found[_MACHINE]), sorted(found[_PTX])
 
 
@@ -85,7 +88,9 @@ def check(kernels: Path) -> None:
         SystemExit: says what is missing.
     """
     if not kernels.is_file():
-        raise SystemExit(f"error: the CUDA kernels are not compiled: {kernels} does not exist: make cuda")
+        raise SystemExit(
+            f"error: the CUDA kernels are not compiled: {kernels} does not exist: make cuda"
+        )
     sources = [SOURCES / "kernels.cu", *SOURCES.glob("*.h")]
     changed = [file.name for file in sources if file.stat().st_mtime > kernels.stat().st_mtime]
     if changed:
@@ -130,7 +135,9 @@ def pack(kernels: Path, version: str, folder: Path) -> Path:
         own = f"capsedge_cuda-{version}.dist-info/RECORD"
         add(own, "".join([*record, f"{own},,\n"]).encode())
     if target.stat().st_size >= MOST_BYTES:
-        raise SystemExit(f"error: {target.name} has {target.stat().st_size} bytes; at most {MOST_BYTES}")
+        raise SystemExit(
+            f"error: {target.name} has {target.stat().st_size} bytes; at most {MOST_BYTES}"
+        )
     return target
 
 

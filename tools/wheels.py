@@ -1,4 +1,4 @@
-"""Build the distributions: source archive, wheels with libraries for each platform, one without, the CUDA kernels.
+"""Build the distributions: source archive, wheels with and without libraries, the CUDA kernels.
 
     make wheels                             # all of them, in dist/
     python -m tools.wheels pure x86_64      # some of them
@@ -153,8 +153,8 @@ def make(kind: str, target: Path = DIST) -> Path:
         target: folder into which it is moved when complete.
 
     Raises:
-        SystemExit: zig is missing, the wheel has other SIMD levels than the local build, or the CUDA kernels are
-            not compiled.
+        SystemExit: zig is missing, the wheel has other SIMD levels than the local build, or the CUDA
+            kernels are not compiled.
         subprocess.CalledProcessError: the build failed; its output is on stderr.
     """
     with tempfile.TemporaryDirectory(prefix="capsedge-wheel-") as name:

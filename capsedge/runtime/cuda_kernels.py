@@ -14,11 +14,11 @@ _FILE = "kernels.fatbin"
 
 
 def find_cuda_kernels() -> Path | None:
-    """The kernels' file: the one that CAPSEDGE_CUDA_KERNELS names, else that of capsedge-cuda; None without it.
+    """The file that CAPSEDGE_CUDA_KERNELS names, else that of the package capsedge-cuda, else None.
 
     Raises:
-        EnvironmentProblem: the variable names a file that does not exist, or the package is of another version,
-            or damaged.
+        EnvironmentProblem: the variable names a file that does not exist, or the package is of another
+            version, or damaged.
     """
     named = os.environ.get(VARIABLE)
     if named:

@@ -27,7 +27,8 @@ class RuntimeOptions(Options):
     )
     ops: str = option(
         "auto",
-        "auto, fused (operator library, whose kernels are for the CPU) or portable (function bodies).",
+        "auto, fused (operator library) or portable (function bodies). On a GPU, auto runs the operators that "
+        "have CUDA kernels fused, and fused refuses a file with others.",
         choices=OPS,
     )
     provider: str = option(

@@ -1,5 +1,5 @@
-// Compares capsedge/runtime/native/onnxruntime/ort_abi.h and ort_session_abi.h with ONNX Runtime's own header, which must be on
-// the include path.
+// Compares ort_abi.h, ort_session_abi.h and cuda_abi.h of capsedge/runtime/native/onnxruntime with ONNX Runtime's own header,
+// which must be on the include path.
 // Compiling it is the test: a wrong slot, field, value or number of parameters does not compile.
 #include <onnxruntime_c_api.h>
 
@@ -7,6 +7,7 @@
 #include <cstdint>
 
 namespace ours {
+#include "cuda_abi.h"
 #include "ort_session_abi.h"
 }
 
@@ -28,6 +29,7 @@ struct Parameters<R (*)(P...) noexcept> {
                 "OrtApi::" #name " takes another number of parameters");
 CAPSEDGE_ORT_API(SAME_FUNCTION)
 CAPSEDGE_ORT_SESSION_API(SAME_FUNCTION)
+CAPSEDGE_ORT_CUDA_API(SAME_FUNCTION)
 
 #define SAME_FIELD(name)                                                                                   \
   static_assert(offsetof(OrtCustomOp, name) == offsetof(ours::OrtCustomOp, name), "OrtCustomOp::" #name);
@@ -57,6 +59,9 @@ SAME_FIELD(GetMayInplace)
 SAME_FIELD(ReleaseMayInplace)
 SAME_FIELD(GetAliasMap)
 SAME_FIELD(ReleaseAliasMap)
+static_assert(offsetof(OrtAllocator, version) == offsetof(ours::OrtAllocator, version), "OrtAllocator::version");
+static_assert(offsetof(OrtAllocator, Alloc) == offsetof(ours::OrtAllocator, Alloc), "OrtAllocator::Alloc");
+static_assert(offsetof(OrtAllocator, Free) == offsetof(ours::OrtAllocator, Free), "OrtAllocator::Free");
 static_assert(offsetof(OrtApiBase, GetApi) == offsetof(ours::OrtApiBase, GetApi), "OrtApiBase::GetApi");
 static_assert(offsetof(OrtApiBase, GetVersionString) == offsetof(ours::OrtApiBase, GetVersionString),
               "OrtApiBase::GetVersionString");

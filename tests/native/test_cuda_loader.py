@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import struct
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from capsedge.runtime.backends import native_library
 from tests.native import cuda_library
 from tests.tables import table
 from tools.ptx import build
@@ -32,6 +34,15 @@ for word in sys.argv[2:]:
     print(text.value.decode() if code else "ok")
 print(library.capsedge_cuda_multiprocessors())
 """
+
+
+def test_the_operator_library_has_the_loader() -> None:
+    path = native_library.find_library()
+    if path is None:
+        pytest.skip("the operator library is not built")
+    library = ctypes.CDLL(str(path))
+    assert library.capsedge_cuda_load
+    assert library.capsedge_cuda_route
 
 
 def fat_binary(payload: bytes = b"code") -> bytes:
@@ -121,7 +132,8 @@ def test_a_folder_and_no_name(load: Loader) -> None:
         ("cudaGetDevice", 35, "the driver is too old for this CUDA runtime: as told"),
         ("cudaLibraryLoadData", 200, "{file} is not loaded: as told"),
         ("cudaLibraryLoadData", 222, "{file} is not loaded, because the driver is too old: as told"),
-        ("cudaLibraryGetKernel", 500, "{file} is not usable: no kernel capsedge_whole_kernel_Moments_4x4x1_f32_f32: as told"),
+        ("cudaLibraryGetKernel", 500,
+         "{file} is not usable: no kernel capsedge_whole_kernel_Moments_4x4x1_f32_f32: as told"),
         ("cudaFuncGetAttributes", 209,
          "{file} is not usable: no code for the current GPU, of compute capability 7.0: as told"),
         ("cudaFuncGetAttributes", 222, "{file} is not usable: the driver is too old for its code: as told"),

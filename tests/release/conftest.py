@@ -48,7 +48,11 @@ def build_one(kind: str, factory: pytest.TempPathFactory) -> Path:
 
 def find(folder: Path, kind: str) -> Path:
     """The distribution of a kind in a folder."""
-    patterns = {"sdist": "*.tar.gz", "pure": "capsedge-*-none-any.whl", "cuda": "capsedge_cuda-*.whl"}
+    patterns = {
+        "sdist": "*.tar.gz",
+        "pure": "capsedge-*-none-any.whl",
+        "cuda": "capsedge_cuda-*.whl",
+    }
     patterns |= {p: f"*manylinux*_{p}.whl" for p in wheels.PROCESSORS}
     found = sorted(folder.glob(patterns[kind]))
     assert len(found) == 1, f"{folder} has {len(found)} files {patterns[kind]}: one was expected"

@@ -72,7 +72,8 @@ def test_pip_installs_it(wheel: Path, tmp_path: Path) -> None:
     """And capsedge finds the kernels."""
     target = tmp_path / "installed"
     subprocess.run(
-        [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--target", target, wheel],
+        [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--target", target,
+         wheel],
         check=True,
     )  # fmt: skip
     ask = "from capsedge.runtime.cuda_kernels import find_cuda_kernels as f; print(f())"
@@ -109,7 +110,7 @@ def test_kernels_that_are_refused(
 
 def test_kernels_older_than_their_sources(kernels: Path, tmp_path: Path) -> None:
     os.utime(kernels, (0, 0))
-    with pytest.raises(SystemExit, match="is older than .*: make cuda"):
+    with pytest.raises(SystemExit, match=r"is older than .*: make cuda"):
         cuda_wheel.make(tmp_path, kernels)
 
 

@@ -41,7 +41,9 @@ def test_the_variable_comes_first(
 ) -> None:
     own = tmp_path / "own.fatbin"
     monkeypatch.setenv(VARIABLE, str(own))
-    with pytest.raises(EnvironmentProblem, match=r"own\.fatbin does not exist.*\n.*CAPSEDGE_CUDA_KERNELS"):
+    with pytest.raises(
+        EnvironmentProblem, match=r"own\.fatbin does not exist.*\n.*CAPSEDGE_CUDA_KERNELS"
+    ):
         find_cuda_kernels()
     own.write_bytes(b"")
     assert find_cuda_kernels() == own

@@ -12,6 +12,7 @@ import pytest
 import capsedge
 from capsedge.errors import ArtefactError
 from capsedge.runtime.backends.onnxruntime_session import CPU, CUDA, NO_FALLBACK
+from capsedge.runtime.profiling.worker import ops_argument
 from tests.runtime.models import capsule_model, save
 
 
@@ -55,3 +56,10 @@ def test_it_runs_without_the_cuda_runtime(tmp_path: Path, asked: list[Any]) -> N
     with pytest.raises(ArtefactError, match=r"failed while running .*m\.onnx on "):
         found.backend.run({name: images[:, :, 1:]}, [port.name for port in found.outputs])
     assert found.run(images)
+
+
+def test_a_profile_repeats_the_operators_that_run(tmp_path: Path, asked: list[Any]) -> None:
+    """Function bodies that were asked for are not measured as kernels."""
+    path = save(capsule_model(), tmp_path / "m.onnx")
+    options = capsedge.RuntimeOptions(device="cuda", ops="portable")
+    assert ops_argument(capsedge.load(path, options)) == "portable"

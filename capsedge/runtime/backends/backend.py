@@ -140,8 +140,8 @@ class Backend(Protocol):
         inputs, outputs: name, shape and type of each.
         batches: what one run takes.
         ops: ``fused`` if the capsule operators run in capsedge's operator or plugin library, ``mixed`` if
-            the file also has routing in standard operators (`export --with couplings`), which no library
-            runs, otherwise ``portable``.
+            the file also has some that the library does not run on this device, or routing in standard
+            operators (`export --with couplings`), which no library runs; otherwise ``portable``.
         gpu: number of the GPU that it runs on; None on the CPU.
         threads: threads of one run; 0 where the backend chooses.
         metadata: what the file states of its model; None if it is not a file of capsedge.

@@ -82,10 +82,10 @@ class Specification:
 def ops_argument(session: Session) -> str:
     """The ``ops`` of ``capsedge.load`` for a session that runs the same operators.
 
-    ``fused`` would be refused on a GPU, and ``mixed`` is not a choice; ``auto`` chooses the same for both.
+    An engine takes ``auto`` alone, and ``mixed`` is not a choice; ``auto`` chooses the same for both.
     """
-    gpu, ops = session.backend.gpu, session.backend.ops
-    return ops if gpu is None and ops != "mixed" else "auto"
+    ops = session.backend.ops
+    return "auto" if session.backend.engine_metadata is not None or ops == "mixed" else ops
 
 
 def graphs_argument(session: Session) -> bool | None:

@@ -305,7 +305,7 @@ def read_server_model(
         name: name of its folder.
         file: a file, or a name of the zoo.
         ops: ``auto``, ``fused`` or ``portable``.
-        on_gpu: whether the server runs it on a GPU, where the operator library has no kernels.
+        on_gpu: whether the server runs it on a GPU, where it cannot choose the library's CUDA kernels.
         note: told remarks for the user.
 
     Raises:

@@ -313,7 +313,7 @@ def _check(models: Sequence[str], ops: str, gpu: int | None) -> None:
     if ops == "fused" and gpu is not None:
         raise UsageError(
             "ops is 'fused' on a GPU.",
-            "The operator library of ONNX Runtime has kernels for the CPU.",
+            "Triton cannot choose the operator library's CUDA kernels for a file.",
             "Leave ops out, or deploy an engine of `capsedge build --plugin fused`.",
         )
 

@@ -78,7 +78,11 @@ def loading(executor: build.Executor) -> None:
         ("cudaGetDevice", NO_DEVICE, "no GPU that CUDA can use: no CUDA-capable device"),
         ("cudaLibraryLoadData", NEW_PTX, "because the driver is too old"),
         ("cudaLibraryGetKernel", NO_SYMBOL, "no kernel capsedge_whole_kernel"),
-        ("cudaFuncGetAttributes", NO_CODE, "no code for the current GPU, of compute capability 9.0"),
+        (
+            "cudaFuncGetAttributes",
+            NO_CODE,
+            "no code for the current GPU, of compute capability 9.0",
+        ),
     ):
         executor.refuse(call, code)
         with pytest.raises(NativeError, match=words):
