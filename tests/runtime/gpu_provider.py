@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 import capsedge
 from capsedge.errors import CapsedgeError
-from capsedge.runtime.backends.onnxruntime_backend import OnnxRuntimeBackend
+from capsedge.runtime.backends.onnxruntime_cuda import OnnxRuntimeCudaBackend
 from capsedge.runtime.files.writing import write_bytes
 from capsedge.runtime.zoo import MODELS, zoo_model
 from tests.conftest import ROOT
@@ -70,11 +70,24 @@ def checks(name: str, path: Path) -> Iterator[tuple[str, Any]]:
             f"difference at {count}",
             float(f"{worst:.2g}") if worst <= LIMIT else f"wrong: {worst:.3g}",
         )
+    yield "graphs", graphs(gpu, inputs(cpu, 3))
     labels = [[session.predict(path)[0].label for path in SAMPLES] for session in (cpu, gpu)]
     yield "labels", "equal" if labels[0] == labels[1] else f"wrong: {labels}"
     yield "threads", threads(gpu, cpu)
     yield "times", times(gpu, inputs(cpu, 32))
     gpu.close()
+
+
+def graphs(gpu: capsedge.Session, feeds: dict[str, NDArray[Any]]) -> str:
+    """Whether calls replay graphs, with the bits of a session without them."""
+    backend = gpu.backend
+    assert isinstance(backend, OnnxRuntimeCudaBackend)
+    with capsedge.load(gpu.path, capsedge.RuntimeOptions(device="cuda", graphs=False)) as without:
+        wanted = without.run(feeds)
+    worst = max(difference(gpu.run(feeds), wanted) for _ in range(5))
+    if worst > LIMIT or backend.no_graph_reason or not backend.captured:
+        return f"wrong: {worst:.3g}, {backend.captured} captured; {backend.no_graph_reason}"
+    return f"{backend.captured} shapes captured; from the session without: {worst:.3g}"
 
 
 def threads(gpu: capsedge.Session, cpu: capsedge.Session) -> str:
@@ -91,11 +104,13 @@ def threads(gpu: capsedge.Session, cpu: capsedge.Session) -> str:
 
 
 def times(gpu: capsedge.Session, feeds: dict[str, NDArray[Any]]) -> dict[str, float]:
-    """Milliseconds per call (median), of the session and of ONNX Runtime alone; in turns."""
-    assert isinstance(gpu.backend, OnnxRuntimeBackend)
+    """Milliseconds per call (median), of the session, without graphs, and of ONNX Runtime alone; in turns."""
+    assert isinstance(gpu.backend, OnnxRuntimeCudaBackend)
+    without = capsedge.load(gpu.path, capsedge.RuntimeOptions(device="cuda", graphs=False))
     plain, names = gpu.backend.session, [port.name for port in gpu.backend.outputs]
     ways: dict[str, Callable[[], Any]] = {
         "session_ms": lambda: gpu.run(feeds),
+        "without_graphs_ms": lambda: without.run(feeds),
         "onnxruntime_ms": lambda: plain.run(names, feeds),
     }
     found: dict[str, list[float]] = {way: [] for way in ways}

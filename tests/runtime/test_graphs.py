@@ -206,6 +206,22 @@ def test_a_closed_model_keeps_its_reason(machine: Machine) -> None:
     assert graphs.run({"x": np.ones((2, 3), np.float32)}, ["y"]) is None
 
 
+def test_an_interrupted_capture_leaves_the_way_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    captures = Captures()
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with captures.absent():
+        monkeypatch.setattr(captures._changed, "wait", interrupted)
+        with pytest.raises(KeyboardInterrupt), captures.alone():
+            raise AssertionError("it waits")
+    with captures.alone():
+        pass
+    with captures.absent():
+        pass
+
+
 def test_captures_run_alone() -> None:
     captures, order = Captures(), list[str]()
     here, go = threading.Event(), threading.Event()

@@ -54,6 +54,7 @@ class OnnxRuntimeCudaBackend(OnnxRuntimeBackend):
             off = _OTHER_PROVIDER
         ort = import_onnxruntime()
         self._graphs = Graphs(ort, lambda: load(True), self._number, self.inputs, self.outputs, off)
+        self._load = None
         self._stream_lock = threading.Lock()
         self._stream: int | None = None
         self._cuda: Cuda | None = None

@@ -64,9 +64,10 @@ class Captures:
             while self._capturing:
                 self._changed.wait()
             self._capturing = True  # now: or calls that follow one another would keep it waiting
-            while self._running:
-                self._changed.wait()
         try:
+            with self._changed:
+                while self._running:
+                    self._changed.wait()
             yield
         finally:
             with self._changed:
@@ -128,12 +129,13 @@ class Graphs:
         self, ort: Any, load: Callable[[], Any], gpu: int, inputs: Sequence[Port],
         outputs: Sequence[Port], off: str = "",
     ) -> None:  # fmt: skip
-        self._ort, self._load, self._gpu = ort, load, gpu
+        self._ort, self._gpu = ort, gpu
         self._inputs = [port.name for port in inputs]
         self._types = {port.name: port.numpy_dtype for port in (*inputs, *outputs)}
         strange = [port for port in (*inputs, *outputs) if port.numpy_dtype is None]
         of_type = f"'{strange[0].name}' is a {strange[0].dtype}" if strange else ""
         self.no_graph_reason = off or of_type
+        self._load = None if self.no_graph_reason else load  # it keeps the file's bytes
         self._lock = threading.Lock()  # held while the session with graphs is in use
         self._closed = False
         self._session: Any = None
@@ -261,7 +263,7 @@ class Graphs:
 
     def _opened(self) -> Any:
         """The session with graphs; None if it is refused."""
-        if self._session is None and not self.no_graph_reason:
+        if self._session is None and self._load is not None:
             try:
                 with CAPTURES.absent():
                     self._session = self._load()
@@ -318,6 +320,7 @@ class Graphs:
         self._end()
 
     def _end(self) -> None:
+        self._load = None
         self._seen.clear()
         self._drop()
         worker, self._worker = self._worker, None
