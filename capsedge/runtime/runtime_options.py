@@ -27,7 +27,7 @@ class RuntimeOptions(Options):
     )
     ops: str = option(
         "auto",
-        "auto, fused (operator library) or portable (function bodies). On a GPU, auto runs the operators that "
+        "auto, fused (operator library) or portable (function bodies). On a GPU, auto runs operators that "
         "have CUDA kernels fused, and fused refuses a file with others.",
         choices=OPS,
     )

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -23,6 +24,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from capsedge.errors import EnvironmentProblem
 from capsedge.runtime.backends.cuda import load_cuda
 from tests.native.library import NativeError, output_shapes
 
@@ -220,6 +222,8 @@ def bind(path: Path) -> ctypes.CDLL:
         NativeError: they are not, with the reason.
     """
     library = ctypes.CDLL(str(path))
+    with suppress(EnvironmentProblem):
+        load_cuda()  # it knows more places, and the library takes the CUDA runtime that the process has
     library.capsedge_cuda_load.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t]
     why = ctypes.create_string_buffer(512)
     if library.capsedge_cuda_load(os.fsencode(kernels_of(path)), why, 512):

@@ -69,6 +69,7 @@ def test_lanes_of_a_pass_meet_no_bank_twice(
             assert ways(place + e for place in at[first : first + 8] for e in range(4)) == 1
 
 
+@pytest.mark.thorough
 def test_errors_of_the_cuda_runtime_are_left_to_nobody(tmp_path: Path) -> None:
     """A caller's next call of its own would report them."""
     compiler = shutil.which("g++")

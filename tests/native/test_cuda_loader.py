@@ -17,6 +17,7 @@ from tests.native import cuda_library
 from tests.tables import table
 from tools.ptx import build
 
+pytestmark = pytest.mark.thorough
 # What a process is asked: files to load, one after another, or "squash" to run.
 ASK = """
 import ctypes, sys

@@ -28,10 +28,7 @@ U, WEIGHT, PRIOR, BIAS = ("N", 6, 8), (6, 3, 4, 8), (6, 3), (3, 4)
 @pytest.fixture(autouse=True)
 def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file of kernels that nothing loads, and a driver that is new enough."""
-    library = find_library()
-    if library is None or not hasattr(
-        __import__("ctypes").CDLL(str(library)), "capsedge_cuda_takes"
-    ):
+    if find_library() is None:
         pytest.skip("the native library is not built: pip install -e . with a C++ compiler")
     file = tmp_path / "kernels.fatbin"
     file.write_bytes(b"")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from capsedge.runtime.backends.native_library import find_library
 from capsedge.spec.operators import (
+    CUDA_KERNELS_KEY,
+    CUDA_OPERATORS_KEY,
     INSTANCES_KEY,
     MAX_INSTANCES,
     OPERATORS,
@@ -43,14 +47,20 @@ def test_families_count_the_names_of_a_file() -> None:
 
 
 def _register(value: str | None) -> None:
+    _register_with({} if value is None else {INSTANCES_KEY: value})
+
+
+def _register_with(entries: Mapping[str, str]) -> object:
+    """The options, which keep the library in memory."""
     onnxruntime = pytest.importorskip("onnxruntime")
     library = find_library()
     if library is None:
         pytest.skip("the native library is not built: pip install -e . with a C++ compiler")
     options = onnxruntime.SessionOptions()
-    if value is not None:
-        options.add_session_config_entry(INSTANCES_KEY, value)
+    for key, entry in entries.items():
+        options.add_session_config_entry(key, entry)
     options.register_custom_ops_library(str(library))
+    return options
 
 
 @pytest.mark.parametrize(
@@ -78,3 +88,33 @@ def test_the_library_refuses_other_words(value: str) -> None:
 def test_many_different_files_share_what_is_registered() -> None:
     for number in range(1, 200):
         _register(f"Squash:{number}")
+
+
+KERNELS = "/kernels.fatbin"  # read when a session is made, not when operators are registered
+
+
+@pytest.mark.parametrize("names", ["Squash", "Squash,Squash_256,QuantizedEMRouting_2"])
+def test_the_library_takes_names_for_cuda(names: str) -> None:
+    _register_with({CUDA_OPERATORS_KEY: names, CUDA_KERNELS_KEY: KERNELS})
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["Conv", "UniformRouting", "QuantizedConv", "Squash_257", "Squash_1", " Squash", "Squash:2"],
+)
+def test_names_without_a_cuda_kernel_are_refused(name: str) -> None:
+    with pytest.raises(Exception, match="is not the name of an operator with a CUDA kernel"):
+        _register_with({CUDA_OPERATORS_KEY: name, CUDA_KERNELS_KEY: KERNELS})
+
+
+def test_cuda_kernels_are_one_file() -> None:
+    with pytest.raises(
+        Exception, match=r"capsedge\.cuda\.operators without capsedge\.cuda\.kernels"
+    ):
+        _register_with({CUDA_OPERATORS_KEY: "Squash"})
+    kept = _register_with({CUDA_OPERATORS_KEY: "Squash", CUDA_KERNELS_KEY: KERNELS})
+    with pytest.raises(
+        Exception, match="and cannot use those in /nowhere as well: start a new one"
+    ):
+        _register_with({CUDA_OPERATORS_KEY: "Squash", CUDA_KERNELS_KEY: "/nowhere"})
+    del kept

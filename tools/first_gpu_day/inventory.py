@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib.metadata
 import json
 import os
@@ -20,6 +19,7 @@ from capsedge.runtime.backends.tensorrt_library import import_tensorrt
 from capsedge.runtime.backends.tensorrt_rtx import import_tensorrt_rtx
 from capsedge.runtime.files.writing import write_bytes
 from tests.native import cuda_library
+from tests.native.library import NativeError
 
 PACKAGES = (
     "numpy", "torch", "onnx", "onnxruntime", "onnxruntime-gpu", "tensorrt", "tensorrt-rtx-cu13-libs",
@@ -81,8 +81,8 @@ def _kernels() -> str:
     if path is None:
         return "the CUDA kernels are not built: `make cuda`, or carry them there (--pack)"
     try:
-        ctypes.CDLL(str(path))
-    except OSError as error:
+        cuda_library.bind(path)
+    except (OSError, NativeError) as error:
         return f"the CUDA kernels do not load: {error}"
     return ""
 

@@ -60,57 +60,57 @@ if(CAPSEDGE_CUDA)
   target_link_libraries(capsedge_cuda PRIVATE ${CMAKE_DL_LIBS})
   target_link_options(capsedge_cuda PRIVATE -static-libstdc++ -static-libgcc)
   add_dependencies(capsedge_cuda capsedge_fatbin)
+  capsedge_cannot_build("this build has the kernels alone. Configure without -DCAPSEDGE_CUDA=ON."
+    capsedge_tensorrt capsedge_tensorrt_static)
+  message(STATUS "capsedge: CUDA kernels for ${CAPSEDGE_CUDA_ARCHITECTURES} with ${CAPSEDGE_NVCC}")
+  return()
 endif()
 
-if(CAPSEDGE_NVINFER)
-  set(architectures "")
-  foreach(architecture ${CAPSEDGE_CUDA_ARCHITECTURES})
-    list(APPEND architectures ${architecture}-real)
-  endforeach()
-  list(APPEND architectures ${newest}-virtual)
-  set(CMAKE_CUDA_COMPILER ${CAPSEDGE_NVCC})
-  set(CMAKE_CUDA_ARCHITECTURES ${newest})
-  enable_language(CUDA)
-  set(CMAKE_CUDA_STANDARD 17)
-  set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
-  add_library(capsedge_cuda_kernels OBJECT kernels/cuda/kernels.cu ${CAPSEDGE_CUDA_HOST})
-  set_target_properties(capsedge_cuda_kernels PROPERTIES CUDA_ARCHITECTURES "${architectures}")
-  target_include_directories(capsedge_cuda_kernels PUBLIC kernels/cuda)
-  target_compile_definitions(capsedge_cuda_kernels PRIVATE CAPSEDGE_CUDA_LINKED)
-  target_compile_options(capsedge_cuda_kernels PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-Xfatbin=-compress-all>)
-  set(CAPSEDGE_CUDA_LINK -static-libstdc++ -static-libgcc)
-  add_library(capsedge_tensorrt_plugins OBJECT
-    tensorrt/attributes.cpp tensorrt/library.cpp tensorrt/plugin.cpp kernels/operators.cpp
-    kernels/input_shapes.cpp kernels/cuda_node.cpp)
-  target_include_directories(capsedge_tensorrt_plugins PUBLIC kernels kernels/cuda tensorrt ${CMAKE_CURRENT_SOURCE_DIR})
-  target_include_directories(capsedge_tensorrt_plugins SYSTEM PUBLIC
-    ${CAPSEDGE_NVINFER} ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
-  target_compile_options(capsedge_tensorrt_plugins PRIVATE -Wall -Wextra)
-  # Not linked to libnvinfer: TensorRT's loadLibrary finds getCreators and setLoggerFinder.
-  add_library(capsedge_tensorrt SHARED
+set(architectures "")
+foreach(architecture ${CAPSEDGE_CUDA_ARCHITECTURES})
+  list(APPEND architectures ${architecture}-real)
+endforeach()
+list(APPEND architectures ${newest}-virtual)
+set(CMAKE_CUDA_COMPILER ${CAPSEDGE_NVCC})
+set(CMAKE_CUDA_ARCHITECTURES ${newest})
+enable_language(CUDA)
+set(CMAKE_CUDA_STANDARD 17)
+set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
+add_library(capsedge_cuda_kernels OBJECT kernels/cuda/kernels.cu ${CAPSEDGE_CUDA_HOST})
+set_target_properties(capsedge_cuda_kernels PROPERTIES CUDA_ARCHITECTURES "${architectures}")
+target_include_directories(capsedge_cuda_kernels PUBLIC kernels/cuda)
+target_compile_definitions(capsedge_cuda_kernels PRIVATE CAPSEDGE_CUDA_LINKED)
+target_compile_options(capsedge_cuda_kernels PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-Xfatbin=-compress-all>)
+set(CAPSEDGE_CUDA_LINK -static-libstdc++ -static-libgcc)
+add_library(capsedge_tensorrt_plugins OBJECT
+  tensorrt/attributes.cpp tensorrt/library.cpp tensorrt/plugin.cpp kernels/operators.cpp
+  kernels/input_shapes.cpp kernels/cuda_node.cpp)
+target_include_directories(capsedge_tensorrt_plugins PUBLIC kernels kernels/cuda tensorrt ${CMAKE_CURRENT_SOURCE_DIR})
+target_include_directories(capsedge_tensorrt_plugins SYSTEM PUBLIC
+  ${CAPSEDGE_NVINFER} ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
+target_compile_options(capsedge_tensorrt_plugins PRIVATE -Wall -Wextra)
+# Not linked to libnvinfer: TensorRT's loadLibrary finds getCreators and setLoggerFinder.
+add_library(capsedge_tensorrt SHARED
+  $<TARGET_OBJECTS:capsedge_cuda_kernels> $<TARGET_OBJECTS:capsedge_tensorrt_plugins>)
+set_target_properties(capsedge_tensorrt PROPERTIES LINKER_LANGUAGE CUDA CUDA_RUNTIME_LIBRARY Static)
+set(CAPSEDGE_PLUGIN_EXPORTS ${CMAKE_CURRENT_SOURCE_DIR}/tensorrt/exports.map)
+target_link_options(capsedge_tensorrt PRIVATE ${CAPSEDGE_CUDA_LINK} "LINKER:--version-script=${CAPSEDGE_PLUGIN_EXPORTS}")
+set_target_properties(capsedge_tensorrt PROPERTIES LINK_DEPENDS ${CAPSEDGE_PLUGIN_EXPORTS})
+install(TARGETS capsedge_tensorrt LIBRARY DESTINATION capsedge/runtime/_native)
+find_library(CAPSEDGE_LIBNVINFER nvinfer HINTS ${CAPSEDGE_TENSORRT_LIBRARY})
+if(CAPSEDGE_LIBNVINFER)
+  # Registers itself when loaded: LD_PRELOAD for Triton, trtexec --staticPlugins.
+  add_library(capsedge_tensorrt_static SHARED tensorrt/register.cpp
     $<TARGET_OBJECTS:capsedge_cuda_kernels> $<TARGET_OBJECTS:capsedge_tensorrt_plugins>)
-  set_target_properties(capsedge_tensorrt PROPERTIES LINKER_LANGUAGE CUDA CUDA_RUNTIME_LIBRARY Static)
-  set(CAPSEDGE_PLUGIN_EXPORTS ${CMAKE_CURRENT_SOURCE_DIR}/tensorrt/exports.map)
-  target_link_options(capsedge_tensorrt PRIVATE ${CAPSEDGE_CUDA_LINK} "LINKER:--version-script=${CAPSEDGE_PLUGIN_EXPORTS}")
-  set_target_properties(capsedge_tensorrt PROPERTIES LINK_DEPENDS ${CAPSEDGE_PLUGIN_EXPORTS})
-  install(TARGETS capsedge_tensorrt LIBRARY DESTINATION capsedge/runtime/_native)
-  find_library(CAPSEDGE_LIBNVINFER nvinfer HINTS ${CAPSEDGE_TENSORRT_LIBRARY})
-  if(CAPSEDGE_LIBNVINFER)
-    # Registers itself when loaded: LD_PRELOAD for Triton, trtexec --staticPlugins.
-    add_library(capsedge_tensorrt_static SHARED tensorrt/register.cpp
-      $<TARGET_OBJECTS:capsedge_cuda_kernels> $<TARGET_OBJECTS:capsedge_tensorrt_plugins>)
-    target_include_directories(capsedge_tensorrt_static PRIVATE kernels kernels/cuda tensorrt ${CMAKE_CURRENT_SOURCE_DIR})
-    target_include_directories(capsedge_tensorrt_static SYSTEM PRIVATE
-      ${CAPSEDGE_NVINFER} ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
-    set_target_properties(capsedge_tensorrt_static PROPERTIES LINKER_LANGUAGE CUDA CUDA_RUNTIME_LIBRARY Static)
-    target_link_libraries(capsedge_tensorrt_static PRIVATE ${CAPSEDGE_LIBNVINFER})
-    install(TARGETS capsedge_tensorrt_static LIBRARY DESTINATION capsedge/runtime/_native)
-  else()
-    capsedge_cannot_build("libnvinfer.so was not found. Install TensorRT, or set CAPSEDGE_TENSORRT_LIBRARY to the file, and \
-configure again." capsedge_tensorrt_static)
-  endif()
+  target_include_directories(capsedge_tensorrt_static PRIVATE kernels kernels/cuda tensorrt ${CMAKE_CURRENT_SOURCE_DIR})
+  target_include_directories(capsedge_tensorrt_static SYSTEM PRIVATE
+    ${CAPSEDGE_NVINFER} ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
+  set_target_properties(capsedge_tensorrt_static PROPERTIES LINKER_LANGUAGE CUDA CUDA_RUNTIME_LIBRARY Static)
+  target_link_libraries(capsedge_tensorrt_static PRIVATE ${CAPSEDGE_LIBNVINFER})
+  install(TARGETS capsedge_tensorrt_static LIBRARY DESTINATION capsedge/runtime/_native)
 else()
-  capsedge_cannot_build("${CAPSEDGE_NO_HEADERS}" capsedge_tensorrt capsedge_tensorrt_static)
+  capsedge_cannot_build("libnvinfer.so was not found. Install TensorRT, or set CAPSEDGE_TENSORRT_LIBRARY to the file, and \
+configure again." capsedge_tensorrt_static)
 endif()
 message(STATUS "capsedge: CUDA kernels for ${CAPSEDGE_CUDA_ARCHITECTURES} with ${CAPSEDGE_NVCC}; "
   "TensorRT headers: ${CAPSEDGE_NVINFER}")

@@ -1,7 +1,7 @@
 """What sessions on ONNX Runtime's own CUDA provider do with the CUDA kernels, on executed PTX.
 
-``python -m tests.native.ptx.provider_checks NAME``, each in a process of its own: a kernel's fault ends all work
-of its process, and the kernels' file is one for a process.
+``python -m tests.native.ptx.provider_checks NAME``, each in a process of its own: a kernel's fault ends all
+work of its process, and the kernels' file is one for a process.
 """
 
 from __future__ import annotations
@@ -26,11 +26,9 @@ from capsedge.runtime.backends.onnxruntime_backend import OnnxRuntimeBackend
 from capsedge.runtime.cuda_kernels import VARIABLE
 from capsedge.runtime.runtime_options import RuntimeOptions
 from capsedge.runtime.zoo import zoo_model
-from capsedge.spec.operators import CUDA_KERNELS_KEY, CUDA_OPERATORS_KEY
 from tests.conformance.backends import OrtFunctions
 from tests.conformance.cases import CASES, Case, make
 from tests.conformance.provider import executor, opened
-from tests.native.library import find_library
 from tools.ptx import provider
 
 Arrays = dict[str, NDArray[Any]]
@@ -134,30 +132,6 @@ def wrong_shapes() -> None:
         backend.run(feeds, [port.name for port in backend.outputs])
 
 
-def registration() -> None:
-    """What the operator library says of wrong session options."""
-    import onnxruntime
-
-    def register(**entries: str) -> None:
-        options = onnxruntime.SessionOptions()
-        keys = {"operators": CUDA_OPERATORS_KEY, "kernels": CUDA_KERNELS_KEY}
-        for name, value in entries.items():
-            options.add_session_config_entry(keys[name], value)
-        options.register_custom_ops_library(str(find_library()))
-
-    kernels = os.environ[VARIABLE]
-    for name in ("Conv", "UniformRouting", "Squash_257", "Squash_1", "QuantizedConv", " Squash"):
-        with pytest.raises(Exception, match="is not the name of an operator with a CUDA kernel"):
-            register(operators=name, kernels=kernels)
-    with pytest.raises(
-        Exception, match=r"capsedge\.cuda\.operators without capsedge\.cuda\.kernels"
-    ):
-        register(operators="Squash")
-    register(operators="Squash,Squash_256,QuantizedEMRouting_2", kernels=kernels)
-    with pytest.raises(Exception, match="and cannot use those in /nowhere as well"):
-        register(operators="Squash", kernels="/nowhere")
-
-
 def damaged_kernels() -> None:
     """A file of kernels that does not load is an error, never a fall to function bodies."""
     case = case_of("EMRouting")
@@ -218,7 +192,7 @@ def loaded(model: bytes, ops: str) -> OnnxRuntimeBackend:
 CHECKS: dict[str, Callable[[], None]] = {
     each.__name__: each
     for each in (
-        threads, memory, empty_batches, failed_launches, wrong_shapes, registration, damaged_kernels,
+        threads, memory, empty_batches, failed_launches, wrong_shapes, damaged_kernels,
         missing_parts, bodies,
     )
 }  # fmt: skip

@@ -2,8 +2,9 @@
 
     python -m tests.native.ptx.provider_table [--sample] [--filter '^EMRouting'] [--dtype float16]
 
-A row for each operator and storage type: cases, the largest difference from the oracle (divided by the output's
-largest value, where that is above 1), and the same in units of the tolerance. Exit code 1 if a case fails.
+A row for each operator and storage type: cases, the largest difference from the oracle (divided by the
+output's largest value, where that is above 1), and the same in units of the tolerance. Exit code 1 if a case
+fails.
 """
 
 from __future__ import annotations

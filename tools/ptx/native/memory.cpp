@@ -42,8 +42,8 @@ bool Memory::release(uint64_t address) {
   in_use_ -= own.device ? own.bytes : 0;
   own.bytes = 0;
   own.room.reset();
-  own.written = {};
-  own.cells = {};
+  own.written = std::vector<uint8_t>();  // {} alone would keep the memory
+  own.cells = std::vector<Cell>();
   live_.erase(found);
   return true;
 }
