@@ -62,7 +62,10 @@ class CudaProvider:
 
 
 def opened(case: Case, inputs: Arrays, ops: str = "fused") -> OnnxRuntimeBackend:
-    """The node's file on the GPU; inputs without a batch are its initializers."""
+    """The node's file on the GPU; inputs without a batch are its initializers.
+
+    Without graphs, which would replay a launch that a test makes fail, and open a second session.
+    """
     from capsedge.runtime.backends.backend import ModelFile
     from capsedge.runtime.backends.onnxruntime_backend import OnnxRuntimeBackend
     from capsedge.runtime.runtime_options import RuntimeOptions
@@ -70,7 +73,7 @@ def opened(case: Case, inputs: Arrays, ops: str = "fused") -> OnnxRuntimeBackend
     constants = tuple(name for name in inputs if name not in batched(case.operator, inputs))
     model = one_node(case.operator, case.attributes, inputs, constants)
     file = ModelFile(Path(f"{case.operator}.onnx"), model)
-    return OnnxRuntimeBackend.open(file, RuntimeOptions(device="cuda", ops=ops))
+    return OnnxRuntimeBackend.open(file, RuntimeOptions(device="cuda", ops=ops, graphs=False))
 
 
 BACKENDS = (CudaProvider(),)

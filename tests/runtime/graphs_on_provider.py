@@ -1,17 +1,17 @@
 """CUDA graphs of sessions in ONNX Runtime's own CUDA provider, on the libcudart that executes PTX.
 
-    python -m tests.runtime.graphs_on_provider LIBRARY
+    python -m tests.runtime.graphs_on_provider
 
-The process needs onnxruntime-gpu on its path and the libcudart of `tools.ptx`; LIBRARY has CUDA kernels of
-the operators. Every model is one node of a bundled model, with the values that the whole model gives it.
-Prints JSON: for each operator, what was found.
+Every model is one node of a bundled model, with the values that the whole model gives it. Prints JSON: for
+each operator, what was found.
 """
+
+# ruff: noqa: E402 (the provider comes before anything imports another ONNX Runtime)
 
 from __future__ import annotations
 
 import ctypes
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,14 +19,20 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
+from tools.ptx import provider
+
+provider.use()
+
+import onnxruntime
+
+from capsedge.runtime.backends.backend import ModelFile
 from capsedge.runtime.backends.cuda import load_cuda
 from capsedge.runtime.backends.device_array import DeviceArray
 from capsedge.runtime.backends.onnxruntime_cuda import OnnxRuntimeCudaBackend
-from capsedge.runtime.backends.onnxruntime_session import CUDA, SessionSettings
+from capsedge.runtime.runtime_options import RuntimeOptions
 from tests.conftest import ROOT
 
 CASES = (
@@ -128,14 +134,16 @@ def on_device(backend: OnnxRuntimeCudaBackend, feeds: Arrays, out: Arrays) -> Ar
     return found
 
 
-def checks(library: Path, name: str, operator: str) -> Iterator[tuple[str, Any]]:
+def checks(name: str, operator: str) -> Iterator[tuple[str, Any]]:
     """What was found for an operator, by name."""
     model, missing, whole = one_node(name, operator)
     launches = Launches()
 
     def opened(graphs: bool | None) -> OnnxRuntimeCudaBackend:
-        how = SessionSettings(1, library, (operator,), CUDA, 0, graphs)
-        return OnnxRuntimeCudaBackend(model, Path(f"{operator}.onnx"), how)
+        how = RuntimeOptions(device="cuda", ops="fused", threads=1, graphs=graphs)
+        backend = OnnxRuntimeCudaBackend.open(ModelFile(Path(f"{operator}.onnx"), model), how)
+        assert isinstance(backend, OnnxRuntimeCudaBackend)
+        return backend
 
     plain, graphs = opened(False), opened(True)
     names = [port.name for port in plain.outputs]
@@ -148,6 +156,10 @@ def checks(library: Path, name: str, operator: str) -> Iterator[tuple[str, Any]]
         counts.append(launches())
     yield "launches", [count / counts[0] for count in counts]
     yield "bits equal", all(equal)
+    free = load_cuda().free_memory()
+    for _ in range(20):
+        graphs.run(feeds[2, 0], names)
+    yield "bytes more after 20 replays", free - load_cuda().free_memory()
     yield "reason", graphs.no_graph_reason
     yield "captured", graphs.captured
     found = [on_device(each, feeds[2, 1], {names[0]: wanted[2, 0][names[0]]})
@@ -167,8 +179,7 @@ def checks(library: Path, name: str, operator: str) -> Iterator[tuple[str, Any]]
 
 def main() -> None:
     """Print what was found."""
-    library = Path(sys.argv[1])
-    print(json.dumps({operator: dict(checks(library, name, operator)) for name, operator in CASES}))
+    print(json.dumps({operator: dict(checks(name, operator)) for name, operator in CASES}))
 
 
 if __name__ == "__main__":
