@@ -88,7 +88,7 @@ def test_a_cuda_runtime_that_is_too_old_means_function_bodies(
     monkeypatch.setattr(onnxruntime, "InferenceSession", Session)
     monkeypatch.setattr(onnxruntime_backend, "with_operators", with_operators)
     path = save(capsule_model(), tmp_path / "m.onnx")
-    options = capsedge.RuntimeOptions(device="cuda", ops=ops)
+    options = RuntimeOptions(device="cuda", ops=ops)
     if ops == "fused":
         with pytest.raises(EnvironmentProblem, match=r"do not run here[^\0]*12\.8 or newer"):
             capsedge.load(path, options)
