@@ -24,7 +24,7 @@ std::string why_no_cudart() { return {}; }
 }  // namespace cuda
 }  // namespace capsedge
 
-#else
+#elif !defined(CAPSEDGE_EMULATE)
 
 #include <dlfcn.h>
 
