@@ -20,9 +20,9 @@ NESTED = "[" * 100_000
 
 @functools.cache
 def _session() -> Any:
-    from capsedge import RuntimeOptions, load
+    from capsedge import load
 
-    return load(ZOO, RuntimeOptions(threads=1, ops="portable"))
+    return load(ZOO, threads=1, ops="portable")
 
 
 def _read(payload: Any) -> None:

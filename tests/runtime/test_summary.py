@@ -121,12 +121,12 @@ def test_predictions() -> None:
 
 
 def test_certificates() -> None:
-    samples = {"images": 5, "outputs": [{"max_abs": 1e-7}], "decisions": {"agreement": 0.8}}
+    samples = {"measured_on": "net.npz, all 5 images", "outputs": [{"max_abs": 1e-7}], "decisions": {"agreement": 0.8}}
     chain = (Link("checkpoint", "a.safetensors", ""), Link("module", "", ""))
     passed = Certificate(chain, samples, {}, {}, (), None, {}, {}, "2026")
     assert repr(passed).splitlines() == [
         "<Certificate PASSED: a.safetensors -> module",
-        "  largest difference 1e-07 on 5 images, 80.00% equal decisions>",
+        "  largest difference 1e-07, 80.00% equal decisions on net.npz, all 5 images>",
     ]
     failed = replace(passed, failures=("Decisions differ on 1 of 5 images.", HOSTILE), samples={})
     assert "FAILED" in repr(failed)
