@@ -121,7 +121,11 @@ def test_predictions() -> None:
 
 
 def test_certificates() -> None:
-    samples = {"measured_on": "net.npz, all 5 images", "outputs": [{"max_abs": 1e-7}], "decisions": {"agreement": 0.8}}
+    samples = {
+        "measured_on": "net.npz, all 5 images",
+        "outputs": [{"max_abs": 1e-7}],
+        "decisions": {"agreement": 0.8},
+    }
     chain = (Link("checkpoint", "a.safetensors", ""), Link("module", "", ""))
     passed = Certificate(chain, samples, {}, {}, (), None, {}, {}, "2026")
     assert repr(passed).splitlines() == [
