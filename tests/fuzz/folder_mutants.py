@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import json
 import os
 import shutil
@@ -94,7 +95,7 @@ def _describe(path: Path, random: Random) -> None:
         if random.integers(5) == 0:
             del container[key]
         else:
-            container[key] = _pick(_VALUES, random)
+            container[key] = copy.deepcopy(_pick(_VALUES, random))  # none inside itself
     path.write_text(json.dumps(document))
 
 
