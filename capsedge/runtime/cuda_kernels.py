@@ -11,6 +11,10 @@ from capsedge.errors import EnvironmentProblem
 VARIABLE = "CAPSEDGE_CUDA_KERNELS"
 _MODULE = "capsedge_cuda"
 _FILE = "kernels.fatbin"
+# It is on no package index yet.
+HOW_TO_GET = (
+    "In a checkout of this version: `make cuda-wheel`, then `pip install dist/capsedge_cuda-*.whl`."
+)
 
 
 def find_cuda_kernels() -> Path | None:
@@ -34,14 +38,14 @@ def find_cuda_kernels() -> Path | None:
         raise EnvironmentProblem(
             "The installed CUDA kernels are of another version than capsedge.",
             f"capsedge-cuda is {found}, and capsedge is {__version__}.",
-            f"Install the same version of both: `pip install capsedge-cuda=={__version__}`.",
+            HOW_TO_GET,
         )
     file = Path(str(module.__file__)).with_name(_FILE)
     if not file.is_file():
         raise EnvironmentProblem(
             "The package capsedge-cuda is damaged.",
             f"{file} is missing.",
-            f"Install it again: `pip install --force-reinstall --no-deps capsedge-cuda=={__version__}`.",
+            HOW_TO_GET,
         )
     return file
 

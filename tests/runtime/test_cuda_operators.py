@@ -214,7 +214,7 @@ def test_a_part_that_is_missing_means_bodies(part: str, monkeypatch: pytest.Monk
         name = {"kernels": "find_cuda_kernels", "library": "find_library"}[part]
         monkeypatch.setattr(chosen_by, name, lambda: None)
     words = {
-        "kernels": "pip install capsedge-cuda==",
+        "kernels": "`make cuda-wheel`, then `pip install dist/capsedge_cuda-",
         "library": "Install a compiler",
         "driver": "driver 580",
     }

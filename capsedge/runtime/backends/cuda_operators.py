@@ -28,7 +28,7 @@ from capsedge.runtime.backends.native_library import (
 )
 from capsedge.runtime.backends.onnxruntime_session import CUDA as CUDA_PROVIDER
 from capsedge.runtime.backends.onnxruntime_session import NoKernelsHere, SessionSettings
-from capsedge.runtime.cuda_kernels import find_cuda_kernels
+from capsedge.runtime.cuda_kernels import HOW_TO_GET, find_cuda_kernels
 from capsedge.runtime.onnx_file.structure import Graph, Node, Structure, Value, structure_of
 from capsedge.runtime.onnx_file.summary import OnnxSummary
 from capsedge.spec.operators import DOMAIN, OPERATORS, operator_of
@@ -68,12 +68,10 @@ def find_parts() -> tuple[Path, Path]:
         raise NoKernelsHere(absent.what, absent.why, absent.fix)
     kernels = find_cuda_kernels()
     if kernels is None:
-        from capsedge import __version__
-
         raise NoKernelsHere(
             "The CUDA kernels of capsedge are not installed.",
             "They come in a package of their own.",
-            f"pip install capsedge-cuda=={__version__}",
+            HOW_TO_GET,
         )
     from capsedge.runtime.backends.cuda import driver_version  # not for sessions on the CPU
 

@@ -151,7 +151,7 @@ def missing_parts() -> None:
     model = path.read_bytes()
     find = cuda_operators.find_cuda_kernels
     for part, fix in (
-        ("file", "pip install capsedge-cuda=="),
+        ("file", "`make cuda-wheel`, then `pip install dist/capsedge_cuda-"),
         ("driver", "Install NVIDIA driver 580"),
     ):
         if part == "file":
