@@ -36,6 +36,7 @@ TOOLS = (
     (r"nvcc(?! does)", "nvcc is missing; install CUDA 12.8 or later"),
     (r"needs a C compiler", _COMPILER),
     (r"systemd-analyze", "systemd-analyze is missing; apt-get install systemd"),
+    (r"pyright", "pyright is missing; npm install --global pyright"),
     (r"wasmtime", "wasmtime is missing; pip install wasmtime"),
     (r"ziglang", "the compiler for WebAssembly is missing; pip install 'capsedge[wasm]'"),
     (r"compute-sanitizer|no CUDA|CUDA_VISIBLE|libcudart|libcuda|(?i:no .*\bGPU)", "an NVIDIA GPU is missing"),

@@ -201,7 +201,7 @@ def test_the_commands_of_the_unit_run(tmp_path: Path) -> None:
     start += moved(command[1:], {"8080": port, stored: str(model)})
     ask = moved(shlex.split(setting("ExecStartPost")), {":8080/": f":{port}/"})
     if shutil.which("curl") is None:
-        pytest.skip("curl is missing")
+        pytest.skip("curl is missing: apt-get install curl")
     assert Path(ask[0]).name == "curl"
     served: list[int] = []
 
@@ -219,17 +219,18 @@ def test_the_commands_of_the_unit_run(tmp_path: Path) -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("sealed", [False, True])
 def test_the_commands_of_the_container_run(tmp_path: Path, sealed: bool) -> None:
-    """Sealed: with all files read-only but those in /tmp, as the page starts it."""
+    """Sealed: with all files read-only but the temporary ones, as the page starts it."""
     port = str(free_port())
     _, *words = json.loads(instruction("ENTRYPOINT"))
     start = [sys.executable, "-m", "capsedge"]
     start += moved([*words, *json.loads(instruction("CMD"))], {"8080": port})
     if sealed:
-        seal = "mount --rbind / / && mount -o remount,bind,ro / && mount -t tmpfs tmp /tmp"
+        own = shlex.quote(str(tmp_path))  # in place of /tmp, where this checkout may be
+        seal = f"mount --rbind / / && mount -o remount,bind,ro / && mount -t tmpfs tmp {own}"
         within = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
         if subprocess.run([*within, seal], capture_output=True, check=False).returncode:
-            pytest.skip("file systems cannot be mounted here")
-        start = [*within, f'{seal} && exec "$@"', "sh", *start]
+            pytest.skip("no mount of file systems here")
+        start = [*within, f'{seal} && TMPDIR={own} exec "$@"', "sh", *start]
     health = re.findall(r"^\s*HEALTHCHECK .*? CMD (\[.+\])$", CONTAINER, re.M)[0]
     _, *check = moved(json.loads(health), {":8080/": f":{port}/"})
 
