@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import capsedge
 from tests.conftest import ROOT
 
 NOTEBOOKS = sorted((ROOT / "docs/notebooks").glob("*.ipynb"))
@@ -51,6 +53,12 @@ def test_runs(notebook: Path, tmp_path: Path) -> None:
         [sys.executable, "-c", program(notebook)], cwd=tmp_path, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_names_only_what_is_public(notebook: Path) -> None:
+    named = re.findall(r"\bcapsedge\.([A-Z]\w+)", "\n".join(cells(notebook, "code")))
+    assert set(named) <= set(capsedge.__all__)
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)

@@ -65,8 +65,8 @@ def read(data: Path, model: CapsuleModel, limit: int | None, seed: int) -> Pruni
     Raises:
         UsageError: they cannot be read, have no labels, or are too few.
     """
-    config, rule = model.config, model.training_split
-    whole = read_split(data, "train", config.preprocessing, limit, rule, config.class_names)
+    config = model.config
+    whole = _part(data, "train", model, limit)
     if whole.classes.max(initial=0) >= config.classes:
         raise UsageError(
             f"The data has class {whole.classes.max()}.",
@@ -90,17 +90,18 @@ def read(data: Path, model: CapsuleModel, limit: int | None, seed: int) -> Pruni
     return PruningImages(whole.take(np.sort(order[count:])), held_out, unseen=False)
 
 
+def _part(data: Path, part: str, model: CapsuleModel, limit: int | None) -> ImageSet:
+    """A part of the data as the model takes it, divided as when the model was trained."""
+    config = model.config
+    return read_split(
+        data, part, config.preprocessing, limit, model.training_split, config.class_names
+    )
+
+
 def _validation(data: Path, model: CapsuleModel, limit: int | None) -> ImageSet | None:
     """The images that chose the model's epoch; None if the data has none."""
     try:
-        found = read_split(
-            data,
-            "validation",
-            model.config.preprocessing,
-            limit,
-            model.training_split,
-            model.config.class_names,
-        )
+        found = _part(data, "validation", model, limit)
     except UsageError:
         return None
     # Of other data, such a split takes the place of test images.
@@ -116,14 +117,7 @@ def read_test(
         UsageError: some are among the training images.
     """
     try:
-        test = read_split(
-            data,
-            "test",
-            model.config.preprocessing,
-            limit,
-            model.training_split,
-            model.config.class_names,
-        )
+        test = _part(data, "test", model, limit)
     except UsageError:
         return None
     if not test.split:

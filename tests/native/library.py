@@ -12,33 +12,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from capsedge.runtime.backends.cuda_operators import NATIVE_TYPES as TYPES
+from capsedge.runtime.backends.cuda_operators import NativeAttribute, NativeTensor
 from capsedge.runtime.backends.native_library import find_library
 from capsedge.spec.operators import OPERATORS, WINDOWS_OF
 
 Array = NDArray[Any]
-TYPES = {"float32": 0, "float16": 1, "int8": 2, "uint8": 3, "int32": 4}
 LEVEL_VARIABLE = "CAPSEDGE_SIMD"
 
 
 class NativeError(Exception):
     """What the library says."""
-
-
-class _Tensor(ctypes.Structure):
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("rank", ctypes.c_int32),
-        ("type", ctypes.c_int32),
-    )
-
-
-class _Attribute(ctypes.Structure):
-    _fields_ = (
-        ("name", ctypes.c_char_p),
-        ("values", ctypes.POINTER(ctypes.c_double)),
-        ("count", ctypes.c_int32),
-    )
 
 
 @lru_cache(maxsize=1)
@@ -63,8 +47,8 @@ def levels() -> list[str]:
     return library.capsedge_kernel_levels().decode().split(",") if library else []
 
 
-def _tensors(arrays: Sequence[Array]) -> ctypes.Array[_Tensor]:
-    made = (_Tensor * len(arrays))()
+def _tensors(arrays: Sequence[Array]) -> ctypes.Array[NativeTensor]:
+    made = (NativeTensor * len(arrays))()
     for tensor, array in zip(made, arrays, strict=True):
         assert array.flags.c_contiguous
         tensor.data = array.ctypes.data
@@ -94,7 +78,7 @@ class Operator:
         self._library = library
         self._handle = ctypes.c_void_p()
         self.threads = threads
-        listed = (_Attribute * len(attributes))()
+        listed = (NativeAttribute * len(attributes))()
         for entry, (key, value) in zip(listed, attributes.items(), strict=True):
             values = list(value) if isinstance(value, (list, tuple)) else [value]
             entry.name = key.encode()

@@ -34,7 +34,13 @@ from capsedge.runtime.onnx_file.summary import OnnxSummary
 from capsedge.spec.operators import DOMAIN, OPERATORS, operator_of
 
 CUDA = 13  # of the kernels' code: the driver has to support it
-_TYPES = {"float32": 0, "float16": 1, "int8": 2, "uint8": 3, "int32": 4}  # of capsedge/kernels.h
+NATIVE_TYPES = {
+    "float32": 0,
+    "float16": 1,
+    "int8": 2,
+    "uint8": 3,
+    "int32": 4,
+}  # of capsedge/kernels.h
 _ANY_BATCH = 1
 
 
@@ -244,7 +250,9 @@ def _values(graph: Graph) -> dict[str, Value]:
     return {value.name: value for value in stated}
 
 
-class _Attribute(ctypes.Structure):
+class NativeAttribute(ctypes.Structure):
+    """``capsedge_kernel_attribute`` of capsedge/kernels.h."""
+
     _fields_ = (
         ("name", ctypes.c_char_p),
         ("values", ctypes.POINTER(ctypes.c_double)),
@@ -252,7 +260,9 @@ class _Attribute(ctypes.Structure):
     )
 
 
-class _Tensor(ctypes.Structure):
+class NativeTensor(ctypes.Structure):
+    """``capsedge_kernel_tensor`` of capsedge/kernels.h."""
+
     _fields_ = (
         ("data", ctypes.c_void_p),
         ("shape", ctypes.POINTER(ctypes.c_int64)),
@@ -276,16 +286,16 @@ class _Takes:
             return "it leaves out an input"
         if len(node.outputs) != len(operator.outputs) or not all(node.outputs):
             return "it leaves out an output"
-        tensors = (_Tensor * len(node.inputs))()
+        tensors = (NativeTensor * len(node.inputs))()
         for tensor, name, value in zip(tensors, node.inputs, operator.inputs, strict=False):
             stated = known.get(name)
             shape = None if stated is None else _sizes(stated, value.shape)
             if stated is None or shape is None:
                 return f"the file does not state the shape of its input '{value.name}'"
-            if stated.type not in _TYPES:
+            if stated.type not in NATIVE_TYPES:
                 return f"its input '{value.name}' is {stated.type}"
             tensor.shape = (ctypes.c_int64 * max(1, len(shape)))(*shape)
-            tensor.rank, tensor.type = len(shape), _TYPES[stated.type]
+            tensor.rank, tensor.type = len(shape), NATIVE_TYPES[stated.type]
         attributes = _attributes(node)
         text = ctypes.create_string_buffer(512)
         refused = self._call(
@@ -318,7 +328,7 @@ def _attributes(node: Node) -> Any:
         for name, value in node.attributes.items()
         if isinstance(value, (int, float, list))
     }
-    made = (_Attribute * len(given))()
+    made = (NativeAttribute * len(given))()
     for attribute, (name, values) in zip(made, given.items(), strict=True):
         attribute.name = name.encode()
         attribute.values = (ctypes.c_double * max(1, len(values)))(*values)
