@@ -110,8 +110,8 @@ test-cuda-provider: $(READY) ## Test ONNX Runtime's CUDA provider with our kerne
 	$(BIN)/python -m tools.ptx.provider && \
 	CAPSEDGE_REQUIRE_PROVIDER=1 $(BIN)/python -m pytest -n 2 --dist worksteal tests/native/ptx/test_provider.py -m "not slow"
 
-test-gpu-code: $(READY) ## Execute nvcc's code for the CUDA kernels on the CPU, all cases, three architectures (needs nvcc of CUDA 13)
-	$(BIN)/python -m tools.ptx.provider
+test-gpu-code: $(READY) ## Execute nvcc's code for the CUDA kernels on the CPU, all cases, three architectures, three versions of ONNX Runtime (needs nvcc of CUDA 13)
+	$(BIN)/python -m tools.ptx.provider --others
 	CAPSEDGE_REQUIRE_PROVIDER=1 $(BIN)/python -m pytest -n 2 --dist worksteal tests/native/ptx tests/native/test_tools_gpu.py -m "slow or not slow"
 
 native-builds: $(READY) ## Test sanitizer, old x86 and ARM builds of the kernels (needs g++-aarch64-linux-gnu, qemu-user)

@@ -61,7 +61,7 @@ class CudaProvider:
         return run
 
 
-def opened(case: Case, inputs: Arrays, ops: str = "fused") -> OnnxRuntimeBackend:
+def opened(case: Case, inputs: Arrays, ops: str = "fused", gpu: int = 0) -> OnnxRuntimeBackend:
     """The node's file on the GPU; inputs without a batch are its initializers.
 
     Without graphs, which would replay a launch that a test makes fail, and open a second session.
@@ -73,7 +73,9 @@ def opened(case: Case, inputs: Arrays, ops: str = "fused") -> OnnxRuntimeBackend
     constants = tuple(name for name in inputs if name not in batched(case.operator, inputs))
     model = one_node(case.operator, case.attributes, inputs, constants)
     file = ModelFile(Path(f"{case.operator}.onnx"), model)
-    return OnnxRuntimeBackend.open(file, RuntimeOptions(device="cuda", ops=ops, graphs=False))
+    return OnnxRuntimeBackend.open(
+        file, RuntimeOptions(device=f"cuda:{gpu}", ops=ops, graphs=False)
+    )
 
 
 BACKENDS = (CudaProvider(),)

@@ -40,7 +40,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_fp32_is_not_tf32(tmp_path: Path, asked: list[Any]) -> None:
     """The CUDA provider would use it, where the GPU has it."""
     capsedge.load(save(capsule_model(), tmp_path / "m.onnx"), device="cuda").close()
-    assert asked == [(CUDA, {"device_id": "0", "use_tf32": "0"})]
+    assert asked == [(CUDA, {"use_tf32": "0"})]
 
 
 def test_it_runs_without_the_cuda_runtime(tmp_path: Path, asked: list[Any]) -> None:

@@ -53,8 +53,8 @@ def test_chains() -> None:
         (onnxruntime_session.CUDA, {"device_id": "1", "use_tf32": "0"})
     ]
     assert onnxruntime_session.provider_chain(onnxruntime_session.TENSORRT, 0) == [
-        (onnxruntime_session.TENSORRT, {"device_id": "0"}),
-        (onnxruntime_session.CUDA, {"device_id": "0", "use_tf32": "0"}),
+        (onnxruntime_session.TENSORRT, {}),
+        (onnxruntime_session.CUDA, {"use_tf32": "0"}),
     ]
 
 

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 from collections.abc import Iterable, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -123,22 +123,28 @@ def once(target: Path) -> Any:
             made.replace(target)
 
 
-def cudart(*flags: str) -> Path:
+def cudart(*flags: str, version: str = "13.0") -> Path:
     """The libcudart that executes PTX.
 
     Args:
         flags: additional flags for the host compiler, such as those of gcov.
+        version: the CUDA version that it has, which names the file and the versions of its symbols.
     """
-    target = BUILD / f"cudart-{_digest(NATIVE.iterdir(), HOST, *flags)}"
+    major, minor = version.split(".")
+    name = f"libcudart.so.{major}"
+    target = BUILD / f"cudart-{_digest(NATIVE.iterdir(), HOST, version, *flags)}"
     with once(target) as made:
         if made:
+            exports = made / "exports.map"
+            exports.write_text((NATIVE / "exports.map").read_text().replace("@SONAME@", name))
             _run(
                 str(nvcc()), "-std=c++17", "-cudart", "none", "-shared", "-Xcompiler", HOST, *flags,
-                "-Xlinker", "-soname=libcudart.so.13",
-                "-Xlinker", f"--version-script={NATIVE / 'exports.map'}",
-                *map(str, sorted(NATIVE.glob("*.cpp"))), "-o", str(made / "libcudart.so.13"),
+                f"-DCAPSEDGE_PTX_VERSION={major}{int(minor):02}0",
+                "-Xlinker", f"-soname={name}",
+                "-Xlinker", f"--version-script={exports}",
+                *map(str, sorted(NATIVE.glob("*.cpp"))), "-o", str(made / name),
             )  # fmt: skip
-    return target / "libcudart.so.13"
+    return target / name
 
 
 def resources(said: str) -> dict[str, tuple[int, int]]:
@@ -260,6 +266,10 @@ class Executor:
         """Make one call of the CUDA runtime fail after a number of calls."""
         self.library.ptx_refuse(call.encode(), after, code)
 
+    def memory(self, size: int) -> None:
+        """Give each GPU so many bytes of memory, less than it uses included."""
+        self.library.ptx_memory(ctypes.c_ulonglong(size))
+
     def reset(self) -> None:
         """Forget the launches so far."""
         self.library.ptx_reset()
@@ -270,8 +280,13 @@ class Executor:
         return made
 
 
-def use(architecture: int, code: Path | None = None) -> Executor:
-    """Make this process use the executed code instead of a GPU; call it before anything loads CUDA."""
-    own = built(architecture)
+def use(architecture: int, code: Path | None = None, version: str = "13.0") -> Executor:
+    """Make this process use the executed code instead of a GPU; call it before anything loads CUDA.
+
+    Args:
+        code: a folder with other PTX than that of the current sources.
+        version: the CUDA version of the libcudart.
+    """
+    own = replace(built(architecture), cudart=cudart(version=version))
     os.environ.update(own.variables(code))
     return Executor(own.cudart)

@@ -196,6 +196,22 @@ class Cuda:
         """GPUs that this process may use."""
         return self._number("cudaGetDeviceCount")
 
+    def check_device(self, device: int) -> None:
+        """Refuse a GPU that this machine does not have.
+
+        Raises:
+            EnvironmentProblem: its number is too large, or CUDA sees no GPU.
+        """
+        count = self.device_count()
+        if device >= count:
+            known = {0: "no GPU", 1: "1 GPU, number 0,"}
+            gpus = known.get(count, f"{count} GPUs, numbered from 0,")
+            raise EnvironmentProblem(
+                f"There is no GPU {device}.",
+                f"CUDA sees {gpus} on this machine.",
+                "Run `capsedge doctor`; `nvidia-smi` lists the GPUs.",
+            )
+
     @contextmanager
     def on(self, device: int) -> Iterator[None]:
         """Select a GPU for the calling thread; its own choice is restored afterwards."""

@@ -183,6 +183,8 @@ class OnnxRuntimeBackend:
                 raise onnxruntime_session.refused_by_provider(
                     str(path), settings.provider
                 ) from error
+            if settings.gpu is not None:
+                onnxruntime_session.check_gpu(settings.gpu)
             raise cannot_load(ort, path, error) from error
         onnxruntime_session.check_provider_used(session, settings.provider)
         self.inputs = bounded_ports(self.inputs, stated or {})

@@ -12,7 +12,6 @@ call, which it runs three times. Three of its properties shape this module:
 
 from __future__ import annotations
 
-import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,12 +23,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.runtime.backends.backend import Port
-from capsedge.runtime.backends.onnxruntime_session import FATAL, first_line
+from capsedge.runtime.backends.onnxruntime_session import FATAL, first_line, is_short_of_memory
 
 GRAPHS = 8  # shapes that are captured; ONNX Runtime cannot drop a single graph
 _REMEMBERED = 64  # shapes of first calls
 _ATTEMPTS = 3  # to capture; another library may allocate memory in the middle of one
-_SHORT_OF_MEMORY = re.compile(r"allocate memory|out of memory|CUDA failure 2\b", re.IGNORECASE)
 
 Shapes = Mapping[str, tuple[int, ...]]  # by name of the input or output
 Key = tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]  # shapes of the inputs, names of outputs
@@ -307,7 +305,7 @@ class Graphs:
     def _failed(self, error: Exception) -> None:
         """Begin anew, or stop: at once without memory, else after some attempts."""
         self._left -= 1
-        if _SHORT_OF_MEMORY.search(str(error)):
+        if is_short_of_memory(error):
             self._stop(f"the GPU has too little memory for them: {first_line(error)}")
         elif not self._left:
             self._stop(first_line(error))

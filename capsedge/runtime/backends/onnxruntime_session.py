@@ -100,7 +100,8 @@ def provider_chain(provider: str, gpu: int | None, graphs: bool = False) -> list
     """
     if gpu is None:
         return [provider]
-    device = {"device_id": str(gpu)}
+    # Without a number it is GPU 0; with one, ONNX Runtime 1.31 prints a warning that means nothing here.
+    device = {"device_id": str(gpu)} if gpu else {}
     captured = {"enable_cuda_graph": "1"} if graphs else {}
     cuda = (CUDA, {**device, "use_tf32": "0", **captured})
     return [cuda] if provider == CUDA else [(provider, device), cuda]
@@ -120,6 +121,22 @@ def check_provider_available(ort: Any, provider: str) -> None:
             "Replace it: `pip uninstall onnxruntime`, then `pip install 'capsedge[gpu]'`; or use the "
             "device 'cpu'.",
         )
+
+
+def check_gpu(number: int) -> None:
+    """Refuse a GPU that this machine does not have, if CUDA can say which it has.
+
+    Raises:
+        EnvironmentProblem: there is none of this number.
+    """
+    from capsedge.runtime.backends.cuda import load_cuda  # not for sessions on the CPU
+
+    try:
+        cuda = load_cuda()
+        cuda.device_count()
+    except EnvironmentProblem:
+        return  # the provider's own error says more
+    cuda.check_device(number)
 
 
 def check_provider_used(session: Any, provider: str) -> None:
@@ -324,8 +341,31 @@ def kernels_problem(why: str) -> EnvironmentProblem:
     )
 
 
+# How ONNX Runtime and CUDA say that memory ran out.
+_SHORT_OF_MEMORY = re.compile(
+    r"allocate memory|out of memory|bad_alloc|CUDA failure 2\b", re.IGNORECASE
+)
+_WANTED = re.compile(r"requested buffer of size (\d+)")
+
+
+def is_short_of_memory(error: BaseException) -> bool:
+    """Whether ONNX Runtime failed because the processor's or the GPU's memory is too small."""
+    return bool(_SHORT_OF_MEMORY.search(str(error)))
+
+
+def _too_little_memory(act: str, error: BaseException) -> EnvironmentProblem:
+    wanted = _WANTED.search(str(error))
+    return EnvironmentProblem(
+        f"There is too little memory to {act}.",
+        f"ONNX Runtime needed another {int(wanted[1]):,} bytes." if wanted else first_line(error),
+        "Use smaller batches, or close other programs that use the same memory.",
+    )
+
+
 def cannot_load(ort: Any, path: Path, error: Exception) -> CapsedgeError:
     """The error for a file that ONNX Runtime refuses."""
+    if is_short_of_memory(error):
+        return _too_little_memory(f"load {path}", error)
     if refused := _REFUSED_KERNELS.search(str(error)):
         return kernels_problem(refused[1])
     if _SHARED in str(error):
@@ -343,13 +383,15 @@ def cannot_load(ort: Any, path: Path, error: Exception) -> CapsedgeError:
     )
 
 
-def cannot_run(path: Path, feeds: Mapping[str, Any], error: Exception) -> ArtefactError:
+def cannot_run(path: Path, feeds: Mapping[str, Any], error: Exception) -> CapsedgeError:
     """The error for inputs on which ONNX Runtime fails.
 
     Args:
         feeds: arrays by name.
     """
     shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feeds.items())
+    if is_short_of_memory(error):
+        return _too_little_memory(f"run {path} on {shapes}", error)
     return ArtefactError(
         f"ONNX Runtime failed while running {path} on {shapes}.",
         first_line(error),

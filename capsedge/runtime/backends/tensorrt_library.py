@@ -216,13 +216,7 @@ def this_machine(trt: Any, cuda: Cuda, device: int) -> Machine:
     Raises:
         EnvironmentProblem: there is no GPU.
     """
-    count = cuda.device_count()
-    if device >= count:
-        raise EnvironmentProblem(
-            f"There is no GPU {device}.",
-            f"CUDA sees {count} GPUs on this machine.",
-            "Run `capsedge doctor`; `nvidia-smi` lists the GPUs.",
-        )
+    cuda.check_device(device)
     return Machine(
         tensorrt=trt.__version__,
         cuda=cuda.driver_version(),

@@ -34,6 +34,7 @@ from tools.ptx import provider
 Arrays = dict[str, NDArray[Any]]
 RESOURCES = 701  # the code of the error
 THREADS, RUNS = 4, 100
+GPUS = 2
 
 
 def case_of(operator: str, images: int = 2) -> Case:
@@ -122,6 +123,53 @@ def failed_launches() -> None:
     assert not executor().fault()
 
 
+def out_of_memory() -> None:
+    """A GPU whose memory is too small is named so, when loading and when running; what fits runs after that."""
+    case = case_of("DynamicRouting")
+    inputs = dict(make(case, "float32").inputs)
+    executor().memory(1000)
+    with pytest.raises(EnvironmentProblem, match=r"too little memory to load DynamicRouting\.onnx"):
+        opened(case, inputs)
+    executor().memory(8 << 20)
+    backend = opened(case, inputs)
+    feeds, names = feeds_of(backend, inputs), [port.name for port in backend.outputs]
+    right = backend.run(feeds, names)
+    large = repeated(feeds, 1 + (16 << 20) // sum(each.nbytes for each in feeds.values()))
+    with pytest.raises(
+        EnvironmentProblem, match=r"to run DynamicRouting.*\n.*needed another [\d,]+ bytes"
+    ):
+        backend.run(large, names)
+    for name in names:
+        np.testing.assert_array_equal(backend.run(feeds, names)[name], right[name])
+    assert not executor().fault()
+
+
+def two_gpus() -> None:
+    """Each session works on its own GPU, with its streams and in its memory, from several threads at once."""
+    assert load_cuda().device_count() == GPUS
+    for operator in ("Squash", "DynamicRouting", "EMRouting"):
+        case = case_of(operator)
+        inputs = dict(make(case, "float32").inputs)
+        backends = [opened(case, inputs, gpu=gpu) for gpu in range(GPUS)]
+        feeds, names = feeds_of(backends[0], inputs), [port.name for port in backends[0].outputs]
+        larger = [repeated(feeds, 1 + gpu) for gpu in range(GPUS)]
+        wanted = [backends[0].run(each, names) for each in larger]
+        with ThreadPoolExecutor(GPUS) as pool:
+            for _ in range(4):
+                running = [
+                    pool.submit(backend.run, each, names)
+                    for backend, each in zip(backends, larger, strict=True)
+                ]
+                for each, right in zip(running, wanted, strict=True):
+                    for name in names:
+                        np.testing.assert_array_equal(each.result()[name], right[name])
+    with load_cuda().on(1):
+        assert load_cuda().free_memory() < 8 << 30  # it holds something
+    assert not executor().fault()
+    with pytest.raises(EnvironmentProblem, match="no GPU 2"):
+        opened(case, inputs, gpu=GPUS)
+
+
 def wrong_shapes() -> None:
     """Shapes that no file states are refused at run time, with the operator's words."""
     case = case_of("DynamicRouting")
@@ -172,7 +220,13 @@ def bodies() -> None:
         c for c in CASES if c.options.get("history") == "masked" and c.operator == "VoteRouting"
     )
     model = OrtFunctions._model(masked, make(masked, "float32").inputs, "float32")
-    assert loaded(model, "auto").ops == "portable"
+    if provider.chosen() == provider.CUDA_12:  # it has no Equal for floats, which the body needs
+        with pytest.raises(
+            UnsupportedModelError, match="not run entirely on CUDAExecutionProvider"
+        ):
+            loaded(model, "auto")
+    else:
+        assert loaded(model, "auto").ops == "portable"
     with pytest.raises(UnsupportedModelError, match=r"VoteRouting .* has no CUDA kernel: "):
         loaded(model, "fused")
     path = zoo_model("digits-attention")
@@ -193,10 +247,11 @@ CHECKS: dict[str, Callable[[], None]] = {
     each.__name__: each
     for each in (
         threads, memory, empty_batches, failed_launches, wrong_shapes, damaged_kernels,
-        missing_parts, bodies,
+        missing_parts, bodies, out_of_memory, two_gpus,
     )
 }  # fmt: skip
 
 if __name__ == "__main__":
+    os.environ["CAPSEDGE_PTX_DEVICES"] = str(GPUS)
     executor()
     CHECKS[sys.argv[1]]()

@@ -30,9 +30,9 @@ def _available() -> None:
         pytest.skip(lacking)
 
 
-def table(record: Record, *words: str) -> None:
+def table(record: Record, *words: str, **variables: str) -> None:
     """Every operator in every type, none of whose cases fails."""
-    said = python("tests.native.ptx.provider_table", *words)
+    said = python("tests.native.ptx.provider_table", *words, **variables)
     rows = re.findall(r"^\| (\w+) \| (float\d+) \| (\d+) ", said, re.M)
     assert {operator for operator, _, _ in rows} == set(cuda_library.OPERATORS)
     assert "\n0 failed" in said
@@ -58,6 +58,32 @@ def test_the_whole_registry(dtype: str, record_property: Record) -> None:
 @pytest.mark.parametrize("name", CHECKS)
 def test_sessions(name: str) -> None:
     python("tests.native.ptx.provider_checks", name)
+
+
+@pytest.fixture(params=["CUDA 12", "newest"])
+def version(request: pytest.FixtureRequest) -> str:
+    """Another version than the one of every run."""
+    found = provider.CUDA_12 if request.param == "CUDA 12" else provider.installed()[-1]
+    if found == provider.TESTED:
+        pytest.skip(f"onnxruntime-gpu {found} is the newest that is installed: make test-gpu-code")
+    if found not in provider.installed():
+        pytest.skip(f"onnxruntime-gpu {found} is not installed: make test-gpu-code")
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_sample_in_other_versions(version: str, dtype: str, record_property: Record) -> None:
+    words = ("--sample", "--dtype", dtype)
+    table(record_property, *words, **{provider.VARIABLE: version})
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", CHECKS)
+def test_sessions_in_other_versions(version: str, name: str) -> None:
+    python("tests.native.ptx.provider_checks", name, **{provider.VARIABLE: version})
 
 
 @pytest.mark.thorough

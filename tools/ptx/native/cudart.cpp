@@ -62,7 +62,7 @@ cudaError_t allocate(void** to, size_t bytes, bool device) {
   size_t free = 0, total = 0;
   cudaMemGetInfo(&free, &total);
   if (device && bytes > free) return cudaErrorMemoryAllocation;
-  Allocation* const found = runtime().machine.memory.allocate(bytes, device);
+  Allocation* const found = runtime().machine.memory.allocate(bytes, device, Runtime::gpu());
   if (!found) return cudaErrorMemoryAllocation;
   *to = found->host();
   return cudaSuccess;
@@ -123,8 +123,12 @@ cudaError_t start(const void* function, const cudaLaunchConfig_t& config, void**
   if (found == runtime().functions.end()) return cudaErrorInvalidDeviceFunction;
   auto launch = std::make_shared<Launch>();
   if (const cudaError_t status = check_launch(found->second, config, arguments, *launch)) return status;
-  return runtime().submit(config.stream, [launch] {
+  const std::shared_ptr<Stream> stream = runtime().stream(config.stream);
+  const int gpu = Runtime::gpu();
+  if (!stream || stream->gpu != gpu) return cudaErrorInvalidResourceHandle;
+  return runtime().submit(config.stream, [launch, gpu] {
     Launch own = *launch;  // a graph runs it again
+    runtime().machine.gpu = gpu;
     runtime().machine.run(own);
     own.arguments.clear();
     runtime().done.push_back(std::move(own));
@@ -149,6 +153,8 @@ const char* ptx_fault() { return runtime().fault.c_str(); }
 // The call of this name after so many others fails once.
 void ptx_refuse(const char* call, int after, int code) { runtime().refusals[call] = {after, code}; }
 int ptx_refusals_left() { return static_cast<int>(runtime().refusals.size()); }
+// The bytes of memory that each GPU has.
+void ptx_memory(unsigned long long bytes) { runtime().memory = bytes; }
 void ptx_reset() { runtime().done.clear(); }
 int ptx_kernels() { return static_cast<int>(runtime().module.kernels.size()); }
 // Every launch since the last reset, as JSON.
@@ -295,21 +301,23 @@ cudaError_t cudaLibraryUnload(cudaLibrary_t library) {
 cudaError_t cudaGetDeviceCount(int* count) {
   *count = 0;
   CALL();
-  *count = 1;
+  *count = runtime().gpus;
   return cudaSuccess;
 }
 cudaError_t cudaGetDevice(int* device) {
   CALL();
-  *device = 0;
+  *device = Runtime::gpu();
   return cudaSuccess;
 }
 cudaError_t cudaSetDevice(int device) {
   CALL();
-  return made(device ? cudaErrorInvalidDevice : cudaSuccess);
+  if (device < 0 || device >= runtime().gpus) return made(cudaErrorInvalidDevice);
+  Runtime::gpu() = device;
+  return cudaSuccess;
 }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
   CALL();
-  if (device) return made(cudaErrorInvalidDevice);
+  if (device < 0 || device >= runtime().gpus) return made(cudaErrorInvalidDevice);
   const Limits& limits = *runtime().machine.limits;
   switch (attribute) {
     case cudaDevAttrMaxThreadsPerBlock: *value = 1024; break;
@@ -335,7 +343,7 @@ cudaError_t cudaDriverGetVersion(int* version) {
 }
 cudaError_t cudaRuntimeGetVersion(int* version) {
   CALL(, false);
-  *version = CUDART_VERSION;
+  *version = CAPSEDGE_PTX_VERSION;
   return cudaSuccess;
 }
 cudaError_t cudaDeviceSynchronize() {
@@ -354,8 +362,9 @@ cudaError_t cudaPeekAtLastError() { return runtime().sticky ? runtime().sticky :
 // Memory.
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
   CALL();
-  *total = size_t{8} << 30;
-  *free = *total - runtime().machine.memory.in_use();
+  const uint64_t used = runtime().machine.memory.in_use(Runtime::gpu());
+  *total = runtime().memory;
+  *free = *total - std::min(*total, used);
   return cudaSuccess;
 }
 cudaError_t cudaMalloc(void** to, size_t bytes) {
@@ -379,7 +388,7 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
   const Allocation* const found = runtime().machine.memory.find(reinterpret_cast<uint64_t>(address));
   *attributes = {};
   attributes->type = !found ? cudaMemoryTypeUnregistered : found->device ? cudaMemoryTypeDevice : cudaMemoryTypeHost;
-  attributes->device = found ? 0 : -2;
+  attributes->device = found ? found->gpu : -2;
   if (found && found->device) attributes->devicePointer = const_cast<void*>(address);
   if (found && !found->device) attributes->hostPointer = const_cast<void*>(address);
   return cudaSuccess;
@@ -431,6 +440,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
   CALL();
   auto own = std::make_unique<Event>();
+  own->gpu = Runtime::gpu();
   *event = reinterpret_cast<cudaEvent_t>(own.get());
   events[*event] = std::move(own);
   return cudaSuccess;
@@ -443,9 +453,9 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   CALL();
   const auto found = events.find(event);
   const std::shared_ptr<Stream> own = runtime().stream(stream);
-  if (found == events.end() || !own) return made(cudaErrorInvalidResourceHandle);
+  if (found == events.end() || !own || own->gpu != found->second->gpu) return made(cudaErrorInvalidResourceHandle);
   if (const cudaError_t status = runtime().submit(stream, [] {})) return made(status);
-  *found->second = {own, own->submitted, own->capture.get()};
+  *found->second = {own->gpu, own, own->submitted, own->capture.get()};
   return cudaSuccess;
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {

@@ -127,6 +127,7 @@ char* global_access(const Instruction& i, Warp& w, int lane, uint64_t address, i
   }
   if (address % bytes) fault(i, w, lane, kMisaligned, "a misaligned address");
   Allocation& own = *i.near;
+  if (own.device && own.gpu != w.cta->machine->gpu) fault(i, w, lane, kIllegalAddress, "memory of another GPU");
   const uint64_t offset = address - own.address;
   if (w.cta->machine->checks) {
     uint8_t* const written = own.written.data() + offset;

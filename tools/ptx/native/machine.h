@@ -102,6 +102,7 @@ struct Cta {
 struct Machine {
   const Limits* limits = nullptr;
   Memory memory;
+  int gpu = 0;  // that runs the kernel
   uint32_t next_serial = 1;
   bool checks = true;
 

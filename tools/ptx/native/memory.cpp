@@ -18,7 +18,7 @@ void Allocation::halve_cells() {
   --shift;
 }
 
-Allocation* Memory::allocate(uint64_t bytes, bool device) {
+Allocation* Memory::allocate(uint64_t bytes, bool device, int gpu) {
   auto made = std::make_unique<Allocation>();
   const uint64_t room = bytes + 2 * kGuard + kAlignment;
   made->room.reset(new (std::nothrow) char[room]);
@@ -27,9 +27,10 @@ Allocation* Memory::allocate(uint64_t bytes, bool device) {
   made->address = (start + kGuard + kAlignment - 1) / kAlignment * kAlignment;
   made->bytes = bytes;
   made->device = device;
+  made->gpu = gpu;
   std::memset(made->host(), 0xff, bytes);  // NaN in all precisions
   made->written.assign(bytes, !device);
-  in_use_ += device ? bytes : 0;
+  in_use_[gpu] += device ? bytes : 0;
   live_[made->address] = made.get();
   all_.push_back(std::move(made));
   return all_.back().get();
@@ -39,7 +40,7 @@ bool Memory::release(uint64_t address) {
   const auto found = live_.find(address);
   if (found == live_.end()) return false;
   Allocation& own = *found->second;
-  in_use_ -= own.device ? own.bytes : 0;
+  in_use_[own.gpu] -= own.device ? own.bytes : 0;
   own.bytes = 0;
   own.room.reset();
   own.written = std::vector<uint8_t>();  // {} alone would keep the memory

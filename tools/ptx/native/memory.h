@@ -33,6 +33,7 @@ struct Cell {
 struct Allocation {
   uint64_t address = 0, bytes = 0;  // no bytes: freed
   bool device = true;
+  int gpu = 0;  // whose memory it is
   std::unique_ptr<char[]> room;
   std::vector<uint8_t> written;  // by byte, 1 or 0
   std::vector<Cell> cells;       // made by the first kernel that uses it
@@ -46,7 +47,7 @@ struct Allocation {
 class Memory {
  public:
   // Aligned to 256 bytes; null without memory for it.
-  Allocation* allocate(uint64_t bytes, bool device);
+  Allocation* allocate(uint64_t bytes, bool device, int gpu);
   // False if there is none at this address.
   bool release(uint64_t address);
   // The last one that begins at an address or before it, or null.
@@ -54,12 +55,12 @@ class Memory {
   // That an address lies in, or null.
   Allocation* find(uint64_t address);
   void mark_written(uint64_t address, uint64_t bytes);
-  uint64_t in_use() const { return in_use_; }
+  uint64_t in_use(int gpu) { return in_use_[gpu]; }
 
  private:
   std::map<uint64_t, Allocation*> live_;
   std::vector<std::unique_ptr<Allocation>> all_;  // freed ones keep their address: instructions remember them
-  uint64_t in_use_ = 0;
+  std::map<int, uint64_t> in_use_;
 };
 
 }  // namespace ptx

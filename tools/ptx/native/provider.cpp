@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstring>
+#include <utility>
 
 #include "runtime.h"
 
@@ -17,11 +18,11 @@ extern "C" {
 void __cudaRegisterVar(void**, char*, char*, const char*, int, size_t, int, int) {}
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
-  if (device) return cudaErrorInvalidDevice;
+  if (device < 0 || device >= runtime().gpus) return cudaErrorInvalidDevice;
   const Limits& limits = *runtime().machine.limits;
   *properties = {};
   std::strcpy(properties->name, "stand-in");
-  properties->totalGlobalMem = size_t{8} << 30;
+  properties->totalGlobalMem = runtime().memory;
   properties->major = limits.architecture / 10, properties->minor = limits.architecture % 10;
   properties->multiProcessorCount = limits.multiprocessors;
   properties->warpSize = 32;
@@ -30,6 +31,20 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   properties->sharedMemPerBlock = 48 << 10;
   properties->sharedMemPerBlockOptin = static_cast<size_t>(limits.shared_opt_in);
   properties->maxGridSize[0] = INT32_MAX, properties->maxGridSize[1] = properties->maxGridSize[2] = 65535;
+  return cudaSuccess;
+}
+// By that name, CUDA 12's structure, of which these are the places of what is not 0.
+cudaError_t cudaGetDeviceProperties_v2(char* properties, int device) {
+  cudaDeviceProp own;
+  if (const cudaError_t status = cudaGetDeviceProperties(&own, device)) return status;
+  std::memset(properties, 0, 1032);
+  std::strcpy(properties, own.name);
+  for (const auto& [place, value] : {std::pair{288, own.totalGlobalMem}, {296, own.sharedMemPerBlock}, {696, own.sharedMemPerBlockOptin}})
+    std::memcpy(properties + place, &value, sizeof value);
+  for (const auto& [place, value] : {std::pair{308, own.warpSize}, {320, own.maxThreadsPerBlock}, {336, own.maxGridSize[0]}, {340, own.maxGridSize[1]},
+                                     {344, own.maxGridSize[2]}, {360, own.major}, {364, own.minor}, {388, own.multiProcessorCount},
+                                     {624, own.maxThreadsPerMultiProcessor}})
+    std::memcpy(properties + place, &value, sizeof value);
   return cudaSuccess;
 }
 cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, 0); }

@@ -48,6 +48,11 @@ Runtime& Runtime::instance() {
   return *runtime;
 }
 
+int& Runtime::gpu() {
+  thread_local int current = 0;
+  return current;
+}
+
 Runtime::Runtime() {
   const char* folder = std::getenv("CAPSEDGE_PTX");
   if (!folder) return;
@@ -67,12 +72,18 @@ Runtime::Runtime() {
   own = *known;
   if (const char* count = std::getenv("CAPSEDGE_PTX_MULTIPROCESSORS")) own.multiprocessors = std::atoi(count);
   machine.limits = &own;
+  if (const char* count = std::getenv("CAPSEDGE_PTX_DEVICES")) gpus = std::atoi(count);
   machine.checks = !std::getenv("CAPSEDGE_PTX_UNCHECKED");
   if (std::getenv("CAPSEDGE_PTX_EXECUTED")) std::atexit(write_executed);
 }
 
 std::shared_ptr<Stream> Runtime::stream(cudaStream_t handle) {
-  if (legacy(handle)) return legacy_;
+  if (legacy(handle)) {
+    std::shared_ptr<Stream>& own = legacy_[gpu()];
+    if (!own) own = std::make_shared<Stream>();
+    own->gpu = gpu();
+    return own;
+  }
   if (handle == cudaStreamPerThread) return nullptr;  // nothing here uses it
   const auto found = streams_.find(handle);
   return found == streams_.end() ? nullptr : found->second;
@@ -81,6 +92,7 @@ std::shared_ptr<Stream> Runtime::stream(cudaStream_t handle) {
 cudaStream_t Runtime::create_stream(bool blocking) {
   auto made = std::make_shared<Stream>();
   made->blocking = blocking;
+  made->gpu = gpu();
   const auto handle = reinterpret_cast<cudaStream_t>(made.get());
   streams_[handle] = std::move(made);
   return handle;
@@ -104,14 +116,15 @@ cudaError_t Runtime::submit(cudaStream_t handle, Work work) {
   }
   std::vector<std::pair<std::shared_ptr<Stream>, uint64_t>> first;
   for (const auto& [name, other] : streams_) {
-    if (!other->blocking || !legacy(handle)) continue;
+    if (!other->blocking || !legacy(handle) || other->gpu != own->gpu) continue;
     if (other->capture) {  // the legacy stream would wait for what is not running
       other->capture->invalid = true;
       return cudaErrorStreamCaptureImplicit;
     }
     first.emplace_back(other, other->submitted);
   }
-  if (!legacy(handle) && own->blocking) first.emplace_back(legacy_, legacy_->submitted);
+  if (const auto found = legacy_.find(own->gpu); !legacy(handle) && own->blocking && found != legacy_.end())
+    first.emplace_back(found->second, found->second->submitted);
   own->queue.push_back([this, first = std::move(first), work = std::move(work)] {
     for (const auto& [other, position] : first) drain(other, position);
     work();
@@ -137,7 +150,7 @@ void Runtime::drain(const std::shared_ptr<Stream>& stream, uint64_t position) {
 }
 
 void Runtime::drain_all() {
-  drain(legacy_, legacy_->submitted);
+  for (const auto& [number, stream] : legacy_) drain(stream, stream->submitted);
   for (const auto& [name, stream] : streams_) drain(stream, stream->submitted);
 }
 

@@ -25,6 +25,7 @@ struct Capture {
 };
 
 struct Stream {
+  int gpu = 0;
   bool blocking = true;  // the legacy stream and this one wait for each other
   std::deque<Work> queue;
   uint64_t submitted = 0, completed = 0;
@@ -32,6 +33,7 @@ struct Stream {
 };
 
 struct Event {
+  int gpu = 0;
   std::shared_ptr<Stream> stream;  // of the last record
   uint64_t position = 0;
   const Capture* captured = nullptr;
@@ -61,6 +63,10 @@ class Runtime {
   cudaError_t sticky = cudaSuccess;
 
   bool has_device() const { return machine.limits != nullptr; }
+  int gpus = 1;
+  uint64_t memory = uint64_t{8} << 30;  // bytes of each
+  // The calling thread's.
+  static int& gpu();
   // Null if there is no such stream.
   std::shared_ptr<Stream> stream(cudaStream_t handle);
   cudaStream_t create_stream(bool blocking);
@@ -80,7 +86,7 @@ class Runtime {
   bool legacy(cudaStream_t handle) const { return handle == nullptr || handle == cudaStreamLegacy; }
 
   std::map<cudaStream_t, std::shared_ptr<Stream>> streams_;
-  std::shared_ptr<Stream> legacy_ = std::make_shared<Stream>();
+  std::map<int, std::shared_ptr<Stream>> legacy_;  // by GPU
 };
 
 // A launch that the GPU would take, made ready; or why it would not.
