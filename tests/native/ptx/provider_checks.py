@@ -124,7 +124,7 @@ def failed_launches() -> None:
 
 
 def out_of_memory() -> None:
-    """A GPU whose memory is too small is named so, when loading and when running; what fits runs after that."""
+    """Too little memory of the GPU is named, when loading and when running; what fits runs after that."""
     case = case_of("DynamicRouting")
     inputs = dict(make(case, "float32").inputs)
     executor().memory(1000)
