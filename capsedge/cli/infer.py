@@ -305,14 +305,12 @@ def _facts(model: Session | Ensemble) -> tuple[list[str], str, str]:
 
 def _log_graphs(model: Session | Ensemble, options: RuntimeOptions) -> None:
     """Why there were no CUDA graphs, unless they were switched off."""
-    from capsedge.runtime.backends.backend import GraphBackend
+    from capsedge.runtime.backends.backend import missing_graphs
     from capsedge.runtime.session import Session
 
     for session in (model,) if isinstance(model, Session) else model.members:
-        backend = session.backend
-        why = backend.no_graph_reason if isinstance(backend, GraphBackend) else ""
-        if why and options.graphs is not False:
-            _output.log(f"{session.path.name} ran without CUDA graphs: {why}")
+        if why := missing_graphs(session.backend, options.graphs):
+            _output.log(f"{session.path.name} {why}")
 
 
 def _log_hints(found: Classified) -> None:

@@ -234,6 +234,16 @@ def graph_text(backend: Backend) -> str:
     )
 
 
+def missing_graphs(backend: Backend, wanted: bool | None) -> str:
+    """Why a GPU's calls did not use CUDA graphs, unless they were switched off; empty if they did.
+
+    Args:
+        wanted: the option ``graphs``.
+    """
+    why = backend.no_graph_reason if isinstance(backend, GraphBackend) else ""
+    return f"ran without CUDA graphs: {why}" if why and wanted is not False else ""
+
+
 @runtime_checkable
 class PartialBackend(Backend, Protocol):
     """A backend that also runs a part of its model by itself, such as the decoder."""

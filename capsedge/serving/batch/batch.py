@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from capsedge.errors import UsageError
 from capsedge.options import takes
+from capsedge.runtime.backends.backend import missing_graphs
 from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.load import load
 from capsedge.runtime.progress import Progress, silent
@@ -49,7 +50,7 @@ class BatchReport(Summarized):
         parts: parts in which the source was read.
         resumed: parts that an earlier run had already finished.
         seconds: duration of this run.
-        warnings: reasons why the model's scores may be meaningless.
+        warnings: reasons why the model's scores may be meaningless, and why a GPU ran without CUDA graphs.
     """
 
     model: str
@@ -156,6 +157,8 @@ def batch(
                 journal.complete_table(schema)
         finally:
             journal.close()
+        if why := missing_graphs(session.backend, runtime.graphs):
+            warnings = (*warnings, f"{model} {why}")
     seconds = time.monotonic() - begun
     counts = journal.counts
     return BatchReport(

@@ -29,6 +29,20 @@ def test_json_and_the_exit_code_of_bad_images(
     assert "see the column 'error'" in said.err
 
 
+def test_no_graphs_on_a_gpu_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By what the backend says after the last image."""
+    from capsedge.runtime.backends.onnxruntime_backend import OnnxRuntimeBackend
+
+    for name, value in (("no_graph_reason", "control flow"), ("captured", 0)):
+        monkeypatch.setattr(OnnxRuntimeBackend, name, value, raising=False)
+    source = KINDS["npy"](pixels(), tmp_path)
+    words = ["batch", MODEL, str(source), "--threads", "1", "-o", str(tmp_path / "a.parquet")]
+    assert run(words, monkeypatch) == 0
+    assert f"{MODEL} ran without CUDA graphs: control flow" in capsys.readouterr().err
+
+
 def test_an_interrupt_says_how_to_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
