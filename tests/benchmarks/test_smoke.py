@@ -55,6 +55,7 @@ LEFT_OUT = {
     "affine_photos": "trains on a GPU",
     "batch": "starts a cluster: make test-ray has what it needs",
     "cuda_counts": "executes nvcc's code: tests/native/test_cuda_counts.py",
+    "export_time": "takes a minute for its smallest network: tests/benchmarks/test_export_time.py",
     "gpu": "needs an NVIDIA GPU: tests/native/test_cuda_benchmark.py",
     "gpu_models": "needs an NVIDIA GPU",
     "imported": "takes minutes: tests/importers compares these networks",
