@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
+
+from capsedge.models.checkpoint import load_checkpoint
+from capsedge.runtime.zoo import zoo_model
 
 
 @dataclass(frozen=True)
@@ -324,14 +328,16 @@ class Recurrent(nn.Module):
         return routed(torch.matmul(self.weight, u[:, None, :, :, None]).squeeze(-1)).norm(dim=-1)
 
 
-def digits_em() -> nn.Module:
-    """The network of the bundled model ``digits-em``, from its checkpoint."""
-    from capsedge.models.checkpoint import load_checkpoint
-    from capsedge.runtime.zoo import zoo_model
-
-    path = zoo_model("digits-em")
+def checkpoint(name: str) -> Path:
+    """The file of a bundled model's weights."""
+    path = zoo_model(name)
     assert path is not None
-    return load_checkpoint(path.with_suffix(".safetensors"))
+    return path.with_suffix(".safetensors")
+
+
+def digits_em() -> nn.Module:
+    """The network of the bundled model of that name."""
+    return load_checkpoint(checkpoint("digits-em"))
 
 
 NETWORKS = {

@@ -36,7 +36,7 @@ def work(network: str, step: str, folder: Path) -> dict[str, Any]:
     """One step; returns what there is to say about it besides its time."""
     import torch
 
-    from benchmarks.export_networks import NETWORKS
+    from benchmarks.export_networks import NETWORKS, checkpoint
 
     if os.environ.get(_ONE_THREAD[0]) == "1":
         torch.set_num_threads(1)
@@ -45,21 +45,43 @@ def work(network: str, step: str, folder: Path) -> dict[str, Any]:
     chosen = NETWORKS[network]
     module, example = chosen.make().eval(), chosen.input()
     if step == PEER:
-        batch = torch.export.Dim("batch", min=1)
-        torch.onnx.export(
-            module, (example,), plain, dynamo=True, verbose=False, dynamic_shapes=({0: batch},)
-        )
-        return {"operators": {}}
+        _plain_export(module, example, plain)
+        return {}
     import capsedge
+    from capsedge.models import CapsuleModel
 
     if step == EXPORT:
         report = capsedge.export(module, ours, example=example)
-        return {"operators": report.operators}
+        return {"operators": _routing(report.operators)}
     if step == OPTIMIZE:
-        found = capsedge.optimize(plain, folder / "optimized.onnx")
-        return {"operators": found.operators}
-    certificate = capsedge.verify(module, ours)
-    return {"operators": {}, "passed": certificate.passed}
+        return {
+            "operators": _routing(capsedge.optimize(plain, folder / "optimized.onnx").operators)
+        }
+    reference = (
+        None if isinstance(module, CapsuleModel) else module
+    )  # None: the packaged checkpoint
+    return {"passed": capsedge.verify(reference, ours).passed}
+
+
+def _plain_export(module: Any, example: Any, path: Path) -> None:
+    """The peer; operators of capsedge, which it does not know, are plain PyTorch for it."""
+    import torch
+
+    from capsedge.models import CapsuleModel
+    from tests.graph.fusion.plain import Scores, plain_operators
+
+    shapes = ({0: torch.export.Dim("batch", min=1)},)
+    settings = {"dynamo": True, "verbose": False, "external_data": False, "dynamic_shapes": shapes}
+    if not isinstance(module, CapsuleModel):
+        torch.onnx.export(module, (example,), path, **settings)
+        return
+    with plain_operators():
+        torch.onnx.export(Scores(module), (example,), path, **settings)
+
+
+def _routing(operators: dict[str, int]) -> dict[str, int]:
+    """The capsule operators among the nodes of a file."""
+    return {name.split("::")[1]: count for name, count in operators.items() if "::" in name}
 
 
 # --- In the process that measures ---
