@@ -37,7 +37,7 @@ def work(network: str, step: str, folder: Path) -> dict[str, Any]:
     """One step; returns what there is to say about it besides its time."""
     import torch
 
-    from benchmarks.export_networks import NETWORKS
+    from benchmarks.export_networks import NETWORKS, checkpoint
 
     if os.environ.get(_ONE_THREAD[0]) == "1":
         torch.set_num_threads(1)
