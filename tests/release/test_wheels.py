@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tarfile
@@ -13,10 +14,12 @@ from typing import Any
 
 import pytest
 
+from capsedge.errors import EnvironmentProblem
+from capsedge.runtime.backends.cuda import load_cuda
 from capsedge.serving.deploy.web import SITE, built_page
 from tests.conftest import ROOT
 from tests.release import interpreters
-from tests.release.environments import answers, environment, label
+from tests.release.environments import SAMPLE, answers, environment, label, without_variables
 from tools import cuda_wheel, release, wheels
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
@@ -117,6 +120,51 @@ def test_the_wheel_without_libraries_gives_the_same_label(
     programs = environment(Path(sys.executable), made["pure"], tmp_path / "env")
     said = answers([programs / "capsedge"], tmp_path)
     assert (label(said), said["ops"]) == ("7", "portable")
+
+
+def test_the_two_lines_for_a_gpu(made: dict[str, Path], tmp_path: Path) -> None:
+    """Without a GPU, all that README's lines install is found, and the driver is what is missing."""
+    if load_cuda_devices():
+        pytest.skip("this machine has a GPU")
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "env"], check=True)
+    programs = tmp_path / "env" / "bin"
+    pip = [programs / "python", "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+    wanted = [made["x86_64"], made["cuda"], "onnxruntime-gpu[cuda,cudnn]"]
+    subprocess.run([*pip, *wanted], check=True)
+    environment = without_variables()
+    said = subprocess.run(
+        [programs / "capsedge", "infer", "--device", "cuda", SAMPLE], cwd=tmp_path, env=environment,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert said.returncode == 3, said.stderr
+    assert "There is no NVIDIA GPU that CUDA can use on this machine." in said.stderr
+    found = subprocess.run(
+        [programs / "python", "-c", _LOADED], cwd=tmp_path, env=environment, capture_output=True,
+        text=True, check=True,
+    ).stdout  # fmt: skip
+    for library in ("libcublasLt", "libcublas", "libcudart", "libcurand", "libcudnn"):
+        assert f"/{library}.so" in found
+    doctor = subprocess.run(
+        [programs / "capsedge", "doctor"], cwd=tmp_path, env=environment, capture_output=True, text=True,
+        check=True,
+    ).stdout  # fmt: skip
+    assert re.search(r"CUDA kernels +ok +\S+kernels\.fatbin", doctor)
+
+
+# The libraries of packages in a process that has asked for a GPU.
+_LOADED = """
+from capsedge.runtime.backends.onnxruntime_session import preload_cuda
+preload_cuda()
+print(*(line for line in open("/proc/self/maps") if "/nvidia/" in line))
+"""
+
+
+def load_cuda_devices() -> int:
+    """GPUs that CUDA sees here."""
+    try:
+        return load_cuda().device_count()
+    except EnvironmentProblem:
+        return 0
 
 
 def test_the_kernels_are_of_the_same_version_and_for_every_gpu(

@@ -11,8 +11,8 @@ import pytest
 
 import capsedge
 from capsedge.errors import ArtefactError, EnvironmentProblem
-from capsedge.runtime.backends import onnxruntime_backend
-from capsedge.runtime.backends.onnxruntime_session import CPU, CUDA, NO_FALLBACK
+from capsedge.runtime.backends import onnxruntime_backend, onnxruntime_session
+from capsedge.runtime.backends.onnxruntime_session import CPU, CUDA, NO_FALLBACK, preload_cuda
 from capsedge.runtime.profiling.worker import ops_argument
 from capsedge.runtime.runtime_options import RuntimeOptions
 from tests.runtime.models import capsule_model, save
@@ -34,6 +34,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", Session)
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CUDA, CPU])
+    monkeypatch.setattr(onnxruntime_session, "check_gpu", lambda _: None)
     return asked
 
 
@@ -41,6 +42,34 @@ def test_fp32_is_not_tf32(tmp_path: Path, asked: list[Any]) -> None:
     """The CUDA provider would use it, where the GPU has it."""
     capsedge.load(save(capsule_model(), tmp_path / "m.onnx"), device="cuda").close()
     assert asked == [(CUDA, {"use_tf32": "0"})]
+
+
+def test_libraries_of_pip_packages_are_loaded_first(
+    tmp_path: Path,
+    asked: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The provider looks for CUDA and cuDNN on the system only. What is missing is no output of ours."""
+    calls: list[int] = []
+
+    def preload() -> None:
+        calls.append(len(asked))
+        print("Failed to load libcudnn.so.9")
+
+    preload_cuda.cache_clear()
+    monkeypatch.setattr(onnxruntime, "preload_dlls", preload, raising=False)
+    path = save(capsule_model(), tmp_path / "m.onnx")
+    capsedge.load(path).close()
+    assert not calls
+    asked.clear()
+    for _ in range(2):
+        capsedge.load(path, device="cuda").close()
+    assert calls == [0]
+    assert capsys.readouterr().out == ""
+    preload_cuda.cache_clear()
+    monkeypatch.delattr(onnxruntime, "preload_dlls")  # as before 1.21
+    capsedge.load(path, device="cuda").close()
 
 
 def test_it_runs_without_the_cuda_runtime(tmp_path: Path, asked: list[Any]) -> None:

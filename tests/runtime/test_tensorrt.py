@@ -83,6 +83,7 @@ def test_nodes_on_the_cpu_are_refused(model: Path, monkeypatch: pytest.MonkeyPat
     if azure not in onnxruntime.get_available_providers():
         pytest.skip("this ONNX Runtime has no second provider")
     monkeypatch.setattr(onnxruntime_session, "provider_chain", lambda provider, *_: [provider])
+    monkeypatch.setattr(onnxruntime_session, "check_gpu", lambda _: None)
     with pytest.raises(UnsupportedModelError, match="does not run entirely on"):
         OnnxRuntimeBackend(
             model.read_bytes(), model, SessionSettings(threads=1, provider=azure, gpu=0)
@@ -106,6 +107,29 @@ def test_a_provider_that_does_not_start_is_an_error(
         "get_available_providers",
         lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"],
     )
+    with pytest.raises(EnvironmentProblem, match="CUDAExecutionProvider did not start"):
+        capsedge.load(model, device="cuda")
+
+
+def test_operators_of_a_gpu_without_a_provider_are_no_bug(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The session on the CPU, which tells why, lacks operators that are registered for the GPU."""
+    import onnxruntime
+
+    errors = iter(
+        [
+            "fallback to CPU EP has been explicitly disabled by the user",
+            "Could not find an implementation for Squash(1) node with name 'node_squash'",
+        ]
+    )
+
+    def session(*_: Any, **__: Any) -> None:
+        raise RuntimeError(next(errors))
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", session)
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CUDAExecutionProvider"])
+    monkeypatch.setattr(onnxruntime_session, "check_gpu", lambda _: None)
     with pytest.raises(EnvironmentProblem, match="CUDAExecutionProvider did not start"):
         capsedge.load(model, device="cuda")
 

@@ -86,10 +86,10 @@ class CudaError(EnvironmentProblem):
         self.code = code
         if code in _WITHOUT_GPU:
             super().__init__(
-                "There is no NVIDIA GPU that CUDA can use on this machine, and an engine needs one.",
+                "There is no NVIDIA GPU that CUDA can use on this machine.",
                 f"CUDA error {code}: {words} ({function}).",
-                "Run the ONNX file that the engine was built from, `capsedge infer --model MODEL.onnx "
-                "IMAGE.png`; if there is a GPU, `capsedge doctor` says what keeps it from being used.",
+                "Run an ONNX file on the CPU, `capsedge infer --device cpu --model MODEL.onnx IMAGE.png`; if "
+                "there is a GPU, `capsedge doctor` says what keeps it from being used.",
             )
             return
         super().__init__(

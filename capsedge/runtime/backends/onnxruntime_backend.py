@@ -176,15 +176,15 @@ class OnnxRuntimeBackend:
             self.inputs = _ports(session.get_inputs())
             self.outputs = _ports(session.get_outputs())
         except Exception as error:
+            if settings.gpu is not None:
+                onnxruntime_session.check_gpu(settings.gpu)
             if onnxruntime_session.fell_back_to_cpu(error):
                 # Either the provider did not start at all, or it does not support every node.
                 options.add_session_config_entry(onnxruntime_session.NO_FALLBACK, "0")
-                onnxruntime_session.check_provider_used(load(), settings.provider)
+                onnxruntime_session.check_provider_starts(load, settings.provider)
                 raise onnxruntime_session.refused_by_provider(
                     str(path), settings.provider
                 ) from error
-            if settings.gpu is not None:
-                onnxruntime_session.check_gpu(settings.gpu)
             raise cannot_load(ort, path, error) from error
         onnxruntime_session.check_provider_used(session, settings.provider)
         self.inputs = bounded_ports(self.inputs, stated or {})
@@ -232,6 +232,8 @@ class OnnxRuntimeBackend:
         bare = SessionSettings(options.threads, provider=provider, gpu=gpu, graphs=options.graphs)
         stated = read_inputs_property(summary.metadata)
         kind = _kind(gpu, options.graphs)
+        if gpu is not None:
+            onnxruntime_session.preload_cuda()
 
         def opened(ops: str) -> OnnxRuntimeBackend:
             settings, others = with_operators(bare, path, data, summary, ops)

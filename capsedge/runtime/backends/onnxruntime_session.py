@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import redirect_stdout
 from dataclasses import dataclass
+from functools import lru_cache
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -133,10 +136,22 @@ def check_gpu(number: int) -> None:
 
     try:
         cuda = load_cuda()
-        cuda.device_count()
     except EnvironmentProblem:
         return  # the provider's own error says more
     cuda.check_device(number)
+
+
+@lru_cache(maxsize=1)
+def preload_cuda() -> None:
+    """Load CUDA and cuDNN of the packages that pip installs, where the provider does not look for them."""
+    import onnxruntime
+
+    preload = getattr(onnxruntime, "preload_dlls", None)  # since 1.21
+    if preload is not None:
+        with redirect_stdout(
+            StringIO()
+        ):  # it prints what is missing; the provider's error says that
+            preload()
 
 
 def check_provider_used(session: Any, provider: str) -> None:
@@ -145,14 +160,30 @@ def check_provider_used(session: Any, provider: str) -> None:
     Raises:
         EnvironmentProblem: it fell back to the CPU.
     """
-    used = session.get_providers()
-    if provider not in used:
-        raise EnvironmentProblem(
-            f"{provider} did not start.",
-            f"ONNX Runtime would have continued with {', '.join(used)}; usually a library of CUDA, cuDNN or "
-            "TensorRT is missing, or is not the version that ONNX Runtime was built for.",
-            "Run `capsedge doctor`; install CUDA and cuDNN with `pip install 'onnxruntime-gpu[cuda,cudnn]'`.",
-        )
+    if provider not in session.get_providers():
+        raise _did_not_start(provider)
+
+
+def check_provider_starts(load: Callable[[], Any], provider: str) -> None:
+    """Make sure that a provider starts, with a session that may fall back to the CPU.
+
+    Raises:
+        EnvironmentProblem: it does not.
+    """
+    try:
+        session = load()
+    except Exception as error:  # operators that are registered for the GPU alone
+        raise _did_not_start(provider) from error
+    check_provider_used(session, provider)
+
+
+def _did_not_start(provider: str) -> EnvironmentProblem:
+    return EnvironmentProblem(
+        f"{provider} did not start.",
+        "ONNX Runtime would have continued on the CPU; usually a library of CUDA, cuDNN or TensorRT is "
+        "missing, or is not the version that ONNX Runtime was built for.",
+        "Run `capsedge doctor`; install CUDA and cuDNN with `pip install 'onnxruntime-gpu[cuda,cudnn]'`.",
+    )
 
 
 def fell_back_to_cpu(error: BaseException) -> bool:
