@@ -18,7 +18,7 @@ TITLES = {
     "cpu": "CPU kernels",
     "cuda": "CUDA kernels",
     "tensorrt": "TensorRT plugins",
-    "c": "C source",
+    "c": "C and WebAssembly",
     "web": "browser (ONNX Runtime Web)",
 }
 # What a node may have, with its name on the pages.
@@ -81,13 +81,13 @@ GAPS = (
     Gap(
         ("cuda",),
         _where(lambda o: not o.has_cuda_kernel),
-        "the GPU's own standard operators are fast at it, or it is for the CPU",
+        "the GPU's standard operators suffice",
         _BODY,
     ),
     Gap(
         ("tensorrt",),
         _where(lambda o: not o.plugin and not o.in_8_bits),
-        "TensorRT's own operators are fast at it",
+        "TensorRT's own operators suffice",
         _BODY,
     ),
     Gap(
@@ -107,7 +107,7 @@ GAPS = (
         ("cpu", "cuda", "tensorrt"),
         _where(lambda o: o.name != "QuantizedConv"),
         "the kernels store float32 and float16",
-        _BODY,
+        "backends need no other types",
         types=("float64",),
     ),
     Gap(
