@@ -63,9 +63,7 @@ class Torch:
         return ""
 
     def unsupported(self, case: Case, dtype: str) -> str:
-        if case.operator.startswith("Quantized"):
-            return "operators with INT8 weights have no PyTorch definition"
-        return ""
+        return case.gap("torch", dtype)
 
     def prepare(self, case: Case, inputs: Arrays, dtype: str) -> Callable[[], Arrays]:
         import torch
@@ -153,18 +151,7 @@ class OrtFunctions:
         return ""
 
     def unsupported(self, case: Case, dtype: str) -> str:
-        operator = case.operator.removeprefix("Quantized")
-        if dtype == "float64" and operator in (
-            "AttentionRouting",
-            "UniformRouting",
-            "PoseNormalization",
-        ):
-            return "ONNX Runtime's LayerNormalization keeps its statistics in FP32"
-        votes = operator in ("DynamicRouting", "VoteRouting")
-        single = operator != "VoteRouting" and case.attributes.get("iterations") == 1
-        if votes and not single and case.dims["N"] == 0:
-            return "ONNX Runtime's MatMul does not broadcast a dimension of 1 against one of 0"
-        return ""
+        return case.gap("body", dtype)
 
     def prepare(self, case: Case, inputs: Arrays, dtype: str) -> Callable[[], Arrays]:
         import onnxruntime

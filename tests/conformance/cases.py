@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from capsedge.spec.operators import OPERATORS
 
 from . import inputs, oracle
+from .gaps import gap
 from .tolerance import Tolerance, tolerance
 
 DTYPES = ("float64", "float32", "float16", "uint8")
@@ -45,6 +46,9 @@ _ORACLES: dict[str, Callable[..., Any]] = {
     "PoseNormalization": oracle.pose_normalization,
     "QuantizedConv": oracle.quantized_conv,
 }
+
+
+_VARIANTS = ("over_children", "replace", "normalize", "elementwise")  # of dynamic routing
 
 
 def _text(value: Any) -> str:
@@ -81,6 +85,26 @@ class Case:
         others = {k: v for k, v in _PLAIN.items() if k not in ("leaky", "epsilon")}
         plain = others.items() <= dict(self.attributes).items()
         return plain and self.options["one"] == 0 and self.options["vote_bias"] == "none"
+
+    @property
+    def features(self) -> frozenset[str]:
+        """What the node has of `gaps.FEATURES`."""
+        given = {**self.attributes, **self.options}
+        batch = self.dims["N"] if "N" in self.dims else self.dims["shape"][0]
+        has = {
+            "per image": bool(given.get("history")),
+            "shared votes": bool(given.get("of_all")) and self.dims["J"] > 1,
+            "vote bias": given.get("vote_bias", "none") != "none" or "history" in given,
+            "variant": any(given.get(k) for k in _VARIANTS),
+            "several iterations": given.get("iterations", 1) > 1,
+            "empty batch": batch == 0,
+        }
+        return frozenset(name for name, present in has.items() if present)
+
+    def gap(self, backend: str, dtype: str) -> str:
+        """Why a backend of `gaps.TITLES` does not compute it in this storage type; empty if it does."""
+        found = gap(backend, self.operator, dtype, self.features)
+        return found.why if found else ""
 
     @property
     def dtypes(self) -> tuple[str, ...]:
@@ -695,5 +719,6 @@ BY_NAME = {
     )
 }
 CASES = tuple(BY_NAME.values())
-# The CUDA kernels and the TensorRT plugins have no priors and masks of images.
-ON_GPU = tuple(case for case in CASES if not case.options.get("history"))
+ON_GPU = tuple(
+    case for case in CASES if not case.gap("cuda", "float32")
+)  # what the CUDA kernels compute

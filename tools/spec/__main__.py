@@ -17,8 +17,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.spec", description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing")
     check = parser.parse_args().check
+    try:
+        made = outputs()
+    except ValueError as error:
+        print(f"nothing written: {error}", file=sys.stderr)
+        return 1
     stale = []
-    for path, text in outputs().items():
+    for path, text in made.items():
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             stale.append(path)
             if not check:

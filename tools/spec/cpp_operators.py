@@ -57,7 +57,7 @@ def table() -> str:
 def makers() -> str:
     """``generated/makers.h``, for kernels/cpu/operators/operator.h."""
     found = [
-        "make_quantized_routing" if o.quantizes else f"make_{_snake(o.name)}"
+        "make_quantized_routing" if o.quantizes else f"make_{snake(o.name)}"
         for o in OPERATORS.values()
     ]
     return header(
@@ -75,7 +75,7 @@ def makers() -> str:
     )
 
 
-def _snake(name: str) -> str:
+def snake(name: str) -> str:
     """``EMRouting`` as ``em_routing``."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 

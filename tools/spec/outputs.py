@@ -9,7 +9,7 @@ from pathlib import Path
 
 from capsedge import __version__
 from tools.release_checks import PLACES
-from tools.spec import cpp, cpp_operators, pages, typescript, typescript_metadata
+from tools.spec import cpp, cpp_operators, operator_pages, pages, typescript, typescript_metadata
 
 ROOT = Path(__file__).resolve().parents[2]
 _NATIVE = "capsedge/runtime/native"
@@ -43,9 +43,11 @@ PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
         **{name: partial(pages.members, name) for name in pages.OBJECTS},
     },
     "docs/reference/operators.md": {
-        "operators": pages.operators,
+        "operators": operator_pages.index,
         "quantized operators": pages.quantized_operators,
+        "backends": operator_pages.backends,
     },
+    **{operator_pages.page_of(name): operator_pages.parts(name) for name in operator_pages.PAGES},
     "docs/reference/limits.md": {"limits": pages.limits, "differences": pages.differences},
 }
 
@@ -54,11 +56,16 @@ def outputs() -> dict[Path, str]:
     """The up-to-date text of every file that contains the specification.
 
     Raises:
-        ValueError: a file lacks the lines that enclose a part, or the version.
+        ValueError: a file lacks the lines that enclose a part, or the version; an operator lacks words,
+            a tolerance or cases.
     """
     found = {name: make() for name, make in FILES.items()}
+    new = {
+        operator_pages.page_of(name): operator_pages.skeleton(name) for name in operator_pages.PAGES
+    }
     for name in {**PARTS, **PLACES}:
-        text = (ROOT / name).read_text(encoding="utf-8")
+        known = (ROOT / name).exists() or name not in new
+        text = (ROOT / name).read_text(encoding="utf-8") if known else new[name]
         for part, make in PARTS.get(name, {}).items():
             text = _with_part(text, part, make(), name)
         found[name] = _with_version(text, PLACES[name], name) if name in PLACES else text

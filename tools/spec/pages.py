@@ -17,7 +17,7 @@ _AS_POWER = 2**17  # smaller numbers are shown unchanged
 def limits() -> str:
     """The limits, for docs/reference/limits.md."""
     rows = [(f"`{each.name}`", amount(each), each.meaning) for each in LIMITS.values()]
-    return _table(("limit", "value", "applies to"), rows)
+    return table(("limit", "value", "applies to"), rows)
 
 
 def differences() -> str:
@@ -25,19 +25,19 @@ def differences() -> str:
     rows = [
         (f"`{each.limit}`", each.runtime, f"{each.value:,}", each.reason) for each in DIFFERENCES
     ]
-    return _table(("limit", "where", "value", "why"), rows)
+    return table(("limit", "where", "value", "why"), rows)
 
 
 def exit_codes() -> str:
     """The exit codes, for docs/reference/cli.md."""
     rows = [(str(code), meaning, examples) for code, meaning, examples in MEANINGS]
-    return _table(("code", "meaning", "examples"), rows)
+    return table(("code", "meaning", "examples"), rows)
 
 
 def web_arguments() -> str:
     """The arguments of the npm package, for docs/how-to/browser.md."""
     rows = [(f"`{a.name}`", a.wanted, a.meaning) for a in WEB_ARGUMENTS]
-    return _table(("argument", "takes", "meaning"), rows)
+    return table(("argument", "takes", "meaning"), rows)
 
 
 OBJECTS = ("preprocessing", "outputs", "cascade", "origin", "trace")  # enumerations with a table
@@ -46,7 +46,7 @@ OBJECTS = ("preprocessing", "outputs", "cascade", "origin", "trace")  # enumerat
 def properties() -> str:
     """The properties of a file, for docs/reference/metadata.md."""
     schema = ("`schema`", f"{SCHEMA}; a file of another schema is refused, before the rest is read")
-    return _table(("property", "value"), [schema, *((f"`{f.name}`", f.meaning) for f in FIELDS)])
+    return table(("property", "value"), [schema, *((f"`{f.name}`", f.meaning) for f in FIELDS)])
 
 
 def members(name: str) -> str:
@@ -54,7 +54,7 @@ def members(name: str) -> str:
     fields = next(each.members for each in FIELDS if each.name == name)
     if len(fields) == 1:
         fields = fields[0].members
-    return _table(("member", "value"), [(f"`{f.name}`", f.meaning + _parts(f)) for f in fields])
+    return table(("member", "value"), [(f"`{f.name}`", f.meaning + _parts(f)) for f in fields])
 
 
 def _parts(field: Field) -> str:
@@ -62,33 +62,21 @@ def _parts(field: Field) -> str:
     return f": {names}" if names else ""
 
 
-def operators() -> str:
-    """The operators without an INT8 weight, for docs/reference/operators.md."""
-    rows = [
-        (f"`{o.name}`", f"`{o.torch}`" if o.torch else "(made by the exporter)", _inputs(o))
-        for o in OPERATORS.values()
-        if not o.in_8_bits
-    ]
-    outputs = [", ".join(OPERATORS[row[0].strip("`")].output_names) for row in rows]
-    head = ("ONNX type", "PyTorch", "inputs", "outputs")
-    return _table(head, [(*row, out) for row, out in zip(rows, outputs, strict=True)])
-
-
 def quantized_operators() -> str:
     """The operators with an INT8 weight instead of a floating-point one."""
     rows = [
-        (f"`{o.name}`", _inputs(o), *(_shape(v) for v in o.inputs if v.name.startswith("weight")))
+        (f"`{o.name}`", _inputs(o), *(shape(v) for v in o.inputs if v.name.startswith("weight")))
         for o in OPERATORS.values()
         if o.quantizes
     ]
-    return _table(("ONNX type", "inputs", "weight, INT8", "weight_scale"), rows)
+    return table(("ONNX type", "inputs", "weight, INT8", "weight_scale"), rows)
 
 
 def _inputs(operator: Operator) -> str:
     return ", ".join(f"[{v.name}]" if v.optional else v.name for v in operator.inputs)
 
 
-def _shape(value: Value) -> str:
+def shape(value: Value) -> str:
     return f"`[{', '.join(value.shape)}]`"
 
 
@@ -104,7 +92,7 @@ def amount(limit: Limit) -> str:
     return f"{limit.value:,}"
 
 
-def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     cells = list(head)
     lines = [f"| {' | '.join(line)} |\n" for line in (cells, *rows)]
     return "".join((lines[0], "|---" * len(cells) + "|\n", *lines[1:]))

@@ -27,7 +27,7 @@ from capsedge.runtime.cuda_kernels import VARIABLE
 from capsedge.runtime.runtime_options import RuntimeOptions
 from capsedge.runtime.zoo import zoo_model
 from tests.conformance.backends import OrtFunctions
-from tests.conformance.cases import CASES, Case, make
+from tests.conformance.cases import CASES, ON_GPU, Case, make
 from tests.conformance.provider import executor, opened
 from tools.ptx import provider
 
@@ -39,10 +39,8 @@ GPUS = 2
 
 def case_of(operator: str, images: int = 2) -> Case:
     """An ordinary case with that many images."""
-    fits = (c for c in CASES if c.operator == operator and c.kind == "normal" and not c.heavy)
-    return next(
-        c for c in fits if c.dims.get("N", images) == images and not c.options.get("history")
-    )
+    fits = (c for c in ON_GPU if c.operator == operator and c.kind == "normal" and not c.heavy)
+    return next(c for c in fits if c.dims.get("N", images) == images)
 
 
 def feeds_of(backend: Any, inputs: Arrays) -> Arrays:
