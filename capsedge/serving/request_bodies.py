@@ -1,7 +1,7 @@
 """Requests of the Open Inference Protocol, and how to read one from the body of an HTTP request.
 
-The body is JSON, which binary tensors may follow: the protocol's extension, at
-https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_binary_data.md.
+The body is JSON, which binary tensors may follow: the protocol's binary tensor data extension,
+extension_binary_data.md in https://github.com/triton-inference-server/server.
 
 Whatever an untrusted client sends, reading it takes at most a fixed multiple of its size in memory, and no
 step holds the interpreter for long, so that it can run next to an event loop.
