@@ -23,7 +23,6 @@ TOOLS = (
     (r"make runtimes", "other versions of ONNX Runtime are missing; run `make runtimes`"),
     (r"make test-nvidia", "TensorRT-RTX is missing; run `make test-nvidia`"),
     (r"make test-cuda-provider", "onnxruntime-gpu is missing; run `make test-cuda-provider`"),
-    (r"MLServer", "MLServer is missing; pip install mlserver"),
     (r"FastAPI", "FastAPI is missing; `make bench-serve` installs it"),
     (r"make test-ray", "Ray is missing; run `make test-ray`"),
     (r"onnxruntime_c_api\.h", "ONNX Runtime's C header is missing; run tools/onnxruntime_headers.sh"),

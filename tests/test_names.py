@@ -87,7 +87,6 @@ ALLOWED = {
     "_held_out": "the same",
     "_HELD_OUT": "the same",
     "runtime.onnx_file.forecast:_IN_PLACE": "operators that work in place",
-    "runtime.files.pickles:_mark": "MARK is an opcode of pickles",
     "runtime.files.text:_MARKS": "marks of Markdown",
     "models.em_layers:places": "a buffer of a module",
     "models.em_layers:seen": "a buffer of a module",

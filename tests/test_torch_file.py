@@ -20,10 +20,9 @@ import pytest
 import torch
 
 from capsedge.models import torch_file
-from capsedge.models.torch_file import StandIn, read_torch
+from capsedge.models.torch_file import BadPickle, NotPlain, StandIn, read_torch
 from capsedge.runtime.files import sandbox
 from capsedge.runtime.files.archives import BadArchive
-from capsedge.runtime.files.pickles import BadPickle, NotPlain
 from capsedge.spec import limits
 
 

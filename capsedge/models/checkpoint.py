@@ -17,12 +17,11 @@ from capsedge.models import CapsuleModel, build
 from capsedge.models.base import check_work
 from capsedge.models.configs import ModelConfig, config_from_dict
 from capsedge.models.finite_weights import check_finite
-from capsedge.models.torch_file import read_torch, unreadable
+from capsedge.models.torch_file import BadPickle, read_torch, unreadable
 from capsedge.models.training.run_files import MODEL
 from capsedge.runtime.files import formats
 from capsedge.runtime.files.archives import BadArchive
 from capsedge.runtime.files.json_documents import Malformed, parse
-from capsedge.runtime.files.pickles import BadPickle
 from capsedge.runtime.files.reading import file_size, open_regular_file, path_kind
 from capsedge.runtime.files.safetensors import read_header
 from capsedge.runtime.files.writing import WEIGHTS, as_path, write_bytes

@@ -21,7 +21,6 @@ from torch import Tensor, UntypedStorage
 
 from capsedge.errors import ArtefactError
 from capsedge.runtime.files.archives import Archive, BadArchive
-from capsedge.runtime.files.pickles import BadPickle, NotPlain
 from capsedge.runtime.files.reading import file_size
 from capsedge.runtime.files.sandbox import (
     SandboxLimits,
@@ -36,6 +35,14 @@ _REAL = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 _CODE = "code: "  # how the process starts a message that refuses code
 _ALONE = threading.Lock()  # torch's list of safe names is shared by all threads
+
+
+class BadPickle(ValueError):
+    """A pickle is damaged or exceeds the limits; the message says why."""
+
+
+class NotPlain(BadPickle):
+    """A pickle contains objects that could only be obtained by running its code."""
 
 
 class StandIn:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.models.finite_weights import check_finite
-from capsedge.models.torch_file import read_torch, unreadable
+from capsedge.models.torch_file import BadPickle, read_torch, unreadable
 from capsedge.models.unnamed_weights import (
     Unnamed,
     complete,
@@ -36,7 +36,6 @@ from capsedge.models.weight_names import (
 )
 from capsedge.runtime.files.archives import BadArchive
 from capsedge.runtime.files.json_documents import Malformed
-from capsedge.runtime.files.pickles import BadPickle
 from capsedge.runtime.files.reading import file_size, open_regular_file
 from capsedge.runtime.files.safetensors import read_header
 from capsedge.spec import limits

@@ -116,14 +116,15 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-_SINGLE = (b"host", b"content-encoding", b"content-type", b"content-length")
+_SINGLE = (
+    b"host", b"content-encoding", b"content-type", b"content-length", b"inference-header-content-length",
+)  # fmt: skip
 _PAUSE = 0.5  # seconds without a part after which a client waits for its answer
 SHARE = "capsedge.share"  # scope key of the bytes that the server holds for the request
 ACCESS = "capsedge.access"  # scope key of the request's log entry
 RUNNING = "capsedge.running"  # scope key of the request as one that the server works on
 _CROWDED = "The server has too many connections or requests: try again."
 _HEALTH = ("/v2/health/live", "/v2/health/ready")  # answered until the end
-_BINARY = b"inference-header-content-length"  # of the protocol's extension for binary tensors
 
 
 class _Refused(Exception):
@@ -255,12 +256,6 @@ class Guard:
             )
         if headers.get(b"content-encoding", b"identity").lower() != b"identity":
             raise _Refused(415, "Compressed requests are not supported.")
-        if _BINARY in headers:
-            raise _Refused(
-                400,
-                "Binary tensors are not supported over HTTP: send JSON (tritonclient: binary_data=False), "
-                "or use gRPC.",
-            )
         length = headers.get(b"content-length", b"0")
         self._check_body(int(length[:20]) if length.isdigit() else 0)
         self._check_model(scope["path"])

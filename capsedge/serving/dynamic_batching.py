@@ -1,8 +1,7 @@
 """Gather requests that wait for a processor, and run them together when a processor is free.
 
-MLServer's own batching delays every request by a fixed time, even a lone one, and starts a batch whether or
-not a processor is free. Here no request waits that could run: a lone request starts at once, and requests
-that arrive while all processors are busy form the next batch.
+No request waits that could run: a lone request starts at once, and requests that arrive while all processors
+are busy form the next batch. Servers that gather for a fixed time delay every request by it, even a lone one.
 """
 
 from __future__ import annotations

@@ -21,9 +21,10 @@ from capsedge.runtime.files.text import printable
 from capsedge.serving.client_limits import BudgetShare, Full, MemoryBudget, missing, run_off_loop
 from capsedge.serving.grpc_messages import message as message_class
 from capsedge.serving.grpc_messages import metadata_message
+from capsedge.serving.grpc_requests import from_grpc
 from capsedge.serving.inference import Model, ModelFailed
 from capsedge.serving.monitoring import Access, logger
-from capsedge.serving.request_bodies import Malformed, from_grpc
+from capsedge.serving.request_bodies import Malformed
 from capsedge.serving.responses import PLATFORM, size_of, to_grpc
 from capsedge.serving.rest import EXTENSIONS, Models, repository_index
 from capsedge.serving.stopping import REFUSED, RunningRequest, Stopping

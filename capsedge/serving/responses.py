@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -217,7 +217,7 @@ def _tensor(port: Port, session: Session, parameters: dict[str, str]) -> dict[st
 
 # --- Answers as JSON or protobuf, written in pieces so that other threads can run in between ---
 
-_JSON_PIECE = 2**14  # values
+_PIECE = 2**14  # values
 _WRITTEN = 22  # bytes of a value, as a decimal with a comma
 _CONTENTS = {
     "BOOL": "bool_contents", "FP32": "fp32_contents", "FP64": "fp64_contents",
@@ -231,8 +231,17 @@ def size_of(response: InferResponse) -> int:
     return sum(array.nbytes + _WRITTEN * array.size for array in response.outputs.values())
 
 
-def to_json(response: InferResponse) -> list[bytes]:
-    """An answer as pieces of JSON. Floats have as many digits as their precision requires."""
+def to_http(response: InferResponse, raw: Collection[str] = ()) -> tuple[list[bytes], int | None]:
+    """An answer as pieces of a body: JSON, then the tensors that are sent as raw bytes.
+
+    Floats in JSON have as many digits as their precision requires.
+
+    Args:
+        raw: outputs that are sent as raw bytes.
+
+    Returns:
+        The pieces, and the bytes of the JSON if raw bytes may follow it; otherwise None.
+    """
     about: dict[str, Any] = {"model_name": response.name}
     if response.version:
         about["model_version"] = response.version
@@ -242,15 +251,33 @@ def to_json(response: InferResponse) -> list[bytes]:
     parts = [orjson.dumps(about)[:-1], b',"outputs":[']
     for number, (name, array) in enumerate(response.outputs.items()):
         datatype = DATATYPES[str(array.dtype)]
-        tensor = {"name": name, "shape": array.shape, "datatype": datatype}
-        parts += [b"," * (number > 0), orjson.dumps(tensor)[:-1], b',"data":[']
-        row = array.ravel()
-        for at in range(0, row.size, _JSON_PIECE):
-            piece = orjson.dumps(row[at : at + _JSON_PIECE], option=orjson.OPT_SERIALIZE_NUMPY)
-            parts += [b"," * (at > 0), piece[1:-1]]
+        tensor: dict[str, Any] = {"name": name, "shape": array.shape, "datatype": datatype}
+        parts.append(b"," * (number > 0))
+        if name in raw:
+            tensor["parameters"] = {"binary_data_size": array.nbytes}
+            parts.append(orjson.dumps(tensor))
+            continue
+        parts += [orjson.dumps(tensor)[:-1], b',"data":[']
+        for at, piece in _pieces(array):
+            values = orjson.dumps(piece, option=orjson.OPT_SERIALIZE_NUMPY)
+            parts += [b"," * (at > 0), values[1:-1]]
         parts.append(b"]}")
     parts.append(b"]}")
-    return parts
+    if not raw:
+        return parts, None
+    length = sum(map(len, parts))
+    for name, array in response.outputs.items():
+        if name in raw:
+            little = array.astype(array.dtype.newbyteorder("<"), copy=False)
+            parts += [piece.tobytes() for _, piece in _pieces(little)]
+    return parts, length
+
+
+def _pieces(array: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
+    """Where each piece of the values starts, and the piece."""
+    row = array.ravel()
+    for at in range(0, row.size, _PIECE):
+        yield at, row[at : at + _PIECE]
 
 
 def to_grpc(response: InferResponse, raw: bool) -> bytes:
@@ -270,8 +297,7 @@ def to_grpc(response: InferResponse, raw: bool) -> bytes:
             found.raw_output_contents.append(array.tobytes())
             continue
         contents: Any = getattr(tensor.contents, _CONTENTS[datatype])
-        row = array.ravel()
-        for at in range(0, row.size, _JSON_PIECE):
-            contents.extend(row[at : at + _JSON_PIECE].tolist())
+        for _, piece in _pieces(array):
+            contents.extend(piece.tolist())
     grpc_messages.set_parameters(found, response.parameters)
     return bytes(found.SerializeToString())

@@ -16,13 +16,15 @@ from starlette.routing import Route
 from capsedge.errors import UsageError
 from capsedge.serving.client_limits import ACCESS, SHARE, Full, run_off_loop
 from capsedge.serving.inference import Model, ModelFailed
-from capsedge.serving.request_bodies import Malformed, from_json
-from capsedge.serving.responses import PLATFORM, size_of, to_json
+from capsedge.serving.request_bodies import Malformed, from_http
+from capsedge.serving.responses import PLATFORM, size_of, to_http
 from capsedge.serving.stopping import Stopping
 
-EXTENSIONS = ["model_repository"]  # of which only the index exists
+EXTENSIONS = ["binary_tensor_data", "model_repository"]  # of the latter, only the index exists
 _SMALL = 2**20  # largest answer in bytes that is sent in one piece
 _JSON = ("application/json", "")  # content types of a request; without one, JSON is assumed
+_BINARY = "application/octet-stream"  # content type of JSON with binary tensors after it
+_LENGTH = "inference-header-content-length"  # header: the bytes of that JSON
 _ID_CHARACTERS = 128  # maximum length of an id in a header
 
 Models = Mapping[tuple[str, str], Model]
@@ -100,13 +102,15 @@ class _Endpoints:
     async def infer(self, request: Request) -> Response:
         """Answer one request for an inference."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind not in _JSON and not kind.endswith("+json"):
+        binary = kind == _BINARY and _LENGTH in request.headers
+        if kind not in _JSON and not kind.endswith("+json") and not binary:
             return _malformed(f"a body of type {kind[:80]!r} is not JSON", 415)
         access = request.scope[ACCESS]
         access.id = request.headers.get("x-request-id", "")[:_ID_CHARACTERS]
         body = b"".join([part async for part in request.stream()])
         try:
-            asked = await run_off_loop(len(body), from_json, body)
+            length = _json_length(request, len(body))
+            asked = await run_off_loop(len(body), from_http, body, length)
         except Malformed as error:
             return _malformed(str(error))
         del body  # the rest waits for its turn, which may take long
@@ -122,13 +126,33 @@ class _Endpoints:
             return _refusal(str(error), 503)
         finally:
             access.id = asked.id or ""
-        parts = await run_off_loop(size_of(answer), to_json, answer)
-        size = sum(map(len, parts))
-        if size <= _SMALL:
-            return Response(b"".join(parts), media_type="application/json")
+        raw = asked.sent_raw(answer.outputs)
+        parts, length = await run_off_loop(size_of(answer), to_http, answer, raw)
         del answer
-        length = {"content-length": str(size)}
-        return StreamingResponse(_each(parts), media_type="application/json", headers=length)
+        return _parts(parts, length)
+
+
+def _json_length(request: Request, size: int) -> int | None:
+    """The bytes of JSON in a body with binary tensors; None without them."""
+    given = request.headers.get(_LENGTH)
+    if given is None:
+        return None
+    digits = given.isascii() and given.isdigit() and len(given) <= 20
+    if not digits or not 0 < int(given) <= size:
+        raise Malformed(f"the header Inference-Header-Content-Length is not from 1 to {size:,}")
+    return int(given)
+
+
+def _parts(parts: list[bytes], length: int | None) -> Response:
+    """An answer for a request, with the bytes of its JSON if binary tensors follow it."""
+    kind, headers = (
+        ("application/json", {}) if length is None else (_BINARY, {_LENGTH: str(length)})
+    )
+    size = sum(map(len, parts))
+    if size <= _SMALL:
+        return Response(b"".join(parts), media_type=kind, headers=headers)
+    headers["content-length"] = str(size)
+    return StreamingResponse(_each(parts), media_type=kind, headers=headers)
 
 
 def repository_index(models: Models) -> list[dict[str, str]]:

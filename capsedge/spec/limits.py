@@ -114,7 +114,12 @@ ARCHIVE_INDEX_BYTES = _limit(
 FOLDER_FILES = _limit("FOLDER_FILES", 1_000_000, "names in one folder")
 TABLE_BYTES = _limit("TABLE_BYTES", 64 * MIB, "a table `targets.csv`")
 PICKLE_BYTES = _limit("PICKLE_BYTES", 64 * MIB, "the pickle of a `.pt` file, besides its tensors")
-PICKLE_OPCODES = _limit("PICKLE_OPCODES", 500_000, "steps of one pickle of CIFAR-10")
+CIFAR_SECONDS = _limit(
+    "CIFAR_SECONDS", 30, "seconds of the process that unpickles one batch of CIFAR-10"
+)
+CIFAR_MEMORY = _limit(
+    "CIFAR_MEMORY", 256 * MIB, "the memory of that process, in addition to eight times the file"
+)
 TENSORS = _limit("TENSORS", 65_536, "tensors of one safetensors checkpoint")
 TORCH_SECONDS = _limit("TORCH_SECONDS", 120, "seconds of the process that opens a `.pt` file")
 TORCH_MEMORY = _limit(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import pickle
 import struct
 from pathlib import Path
 from typing import Any
@@ -170,15 +169,3 @@ def test_arrays_of_numpy_come_back(dtype: str, order: str, save: Any, tmp_path: 
         assert arrays.read("scalar") == 3
         assert arrays.read("none").shape == (0, 3)
         assert "more" not in arrays
-
-
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_cifar_batches_of_every_protocol(protocol: int, tmp_path: Path) -> None:
-    rows = np.random.default_rng(0).integers(0, 256, (3, 3072), dtype=np.uint8)
-    for keys in ((b"data", b"labels"), ("data", "labels")):
-        for data in (rows, np.asfortranarray(rows)):
-            batch = pickle.dumps({keys[0]: data, keys[1]: [3, 1, 2]}, protocol)
-            (tmp_path / "data_batch_1").write_bytes(batch)
-            images, labels = cifar.read(tmp_path / "data_batch_1")
-            assert np.array_equal(images, rows.reshape(3, 3, 32, 32).transpose(0, 2, 3, 1))
-            assert labels.tolist() == [3, 1, 2]

@@ -680,5 +680,5 @@ HOSTILE: dict[str, Callable[[], dict[str, bytes]]] = {
     "keras": keras, "key map": key_maps, "config": config, "onnx": onnx, "engine_metadata": engine_metadata,
     "metadata": metadata, "table": table, "repository": repository, "parquet": parquet, "tar": tar,
     "arrays": arrays, "option values": option_values.hostile,
-    "JSON requests": requests.hostile_documents, "gRPC requests": requests.hostile_messages,
+    "HTTP requests": requests.hostile_documents, "gRPC requests": requests.hostile_messages,
 }  # fmt: skip

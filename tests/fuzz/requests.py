@@ -31,20 +31,24 @@ def _read(payload: Any) -> None:
     read_request(payload, _session())
 
 
-def read_json(data: bytes) -> None:
-    """A document: what is accepted has the values of the standard library, which accepts it too."""
-    from capsedge.serving import bounded_json
-    from capsedge.serving.request_bodies import Malformed, from_json
+def read_http(data: bytes) -> None:
+    """A body; after the byte 1, JSON that ends with the byte 0, and binary tensors.
 
+    JSON that is accepted has the values of the standard library, which accepts it too.
+    """
+    from capsedge.serving import bounded_json
+    from capsedge.serving.request_bodies import Malformed, from_http
+
+    text, _, tensors = data[1:].partition(b"\0") if data[:1] == b"\1" else (data, b"", b"")
     try:
-        found = bounded_json.parse(data)
+        found = bounded_json.parse(text)
     except bounded_json.Malformed:
         pass
     else:
-        wanted = json.loads(data)
+        wanted = json.loads(text)
         assert _same(found, wanted), f"{found!r} is not {wanted!r}"
     try:
-        payload = from_json(data)
+        payload = from_http(text + tensors, len(text) if data[:1] == b"\1" else None)
     except Malformed:
         return
     _read(payload)
@@ -66,7 +70,8 @@ def _same(found: Any, wanted: Any) -> bool:
 
 def read_grpc(data: bytes) -> None:
     """A ModelInferRequest."""
-    from capsedge.serving.request_bodies import Malformed, from_grpc
+    from capsedge.serving.grpc_requests import from_grpc
+    from capsedge.serving.request_bodies import Malformed
 
     try:
         _, _, payload = from_grpc(data)
@@ -89,6 +94,15 @@ def documents() -> Iterable[bytes]:
     for data in (flat, nested, [1e-7] * 784, [True] * 784, [2**63] * 784):
         yield json.dumps({"inputs": [{**image, "data": data}], **more}).encode()
     yield json.dumps({"inputs": [file, file]}, indent=1).encode()
+    for tensor, values in (
+        (image, np.zeros(784, "<f4").tobytes()),
+        ({**file, "datatype": "BYTES"}, b"\x04\0\0\0\x89PNG"),
+    ):
+        plain = {key: value for key, value in tensor.items() if key != "data"}
+        sent = {**plain, "parameters": {"binary_data_size": len(values)}}
+        outputs = [{"name": "lengths", "parameters": {"binary_data": False}}]
+        said = {"inputs": [sent], "outputs": outputs, "parameters": {"binary_data_output": True}}
+        yield b"\1" + json.dumps(said).encode() + b"\0" + values
 
 
 def messages() -> Iterable[bytes]:
@@ -126,6 +140,12 @@ def hostile_documents() -> dict[str, bytes]:
         )
 
     mib = limits.MIB
+
+    def binary(shape: bytes, datatype: bytes) -> bytes:
+        said = b'{"name":"images","shape":[%b],"datatype":"%b"' % (shape, datatype)
+        size = b'"parameters":{"binary_data_size":8388608}'
+        return b'\1{"inputs":[%b,%b}]}\0%b' % (said, size, bytes(8 * mib))
+
     return {
         "8 MiB of empty inputs": b'{"inputs":[{}%b]}' % (b",{}" * (8 * mib // 3)),
         "8 MiB of empty lists": b'{"inputs":[[]%b]}' % (b",[]" * (8 * mib // 3)),
@@ -135,6 +155,9 @@ def hostile_documents() -> dict[str, bytes]:
         "8 MiB of numbers": said(b"[0%b]" % (b",0" * (4 * mib))),
         "8 MiB of digits": said(b"[%b]" % (b"1" * (8 * mib))),
         "8 MiB of quotes": b'{"id":"%b"}' % (b'\\"' * (4 * mib)),
+        "2 million empty binary files": binary(b"1", b"BYTES"),
+        "binary, of 60,000 sizes": binary(b"999999999999999999," * 60_000 + b"1", b"FP32"),
+        "binary, of 2**62 values": binary(b"4611686018427387904", b"FP32"),
         "nested": NESTED.encode(),
         "nested objects": b'{"a":' * 100_000,
         "2**62 sizes": b'{"inputs":[{"name":"images","shape":[0,4611686018427387904,4611686018427387904],'

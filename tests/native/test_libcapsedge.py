@@ -18,9 +18,11 @@ import pytest
 import capsedge
 from capsedge.errors import CapsedgeError
 from capsedge.runtime.backends.native_library import find_embedding
+from capsedge.runtime.files.formats import identify_bytes
 from capsedge.runtime.images.decoding import read_image
 from capsedge.runtime.onnx_file.summary import summarize
 from capsedge.runtime.zoo import default_model
+from capsedge.spec.signatures import NAMES, SIGNATURES, UNOPENED
 
 from . import libcapsedge
 from .libcapsedge import ARTEFACT, ENVIRONMENT, USAGE, Array, Failed, Session
@@ -349,6 +351,19 @@ def test_files_that_are_none(tmp_path: Path, small_model: bytes) -> None:
         with pytest.raises(Failed, match=message) as failed:
             Session(path)
         assert failed.value.code == USAGE
+
+
+def test_formats_are_named_as_in_python() -> None:
+    wrong = []
+    for key, start, at in SIGNATURES:
+        data = bytes(k % 7 + 128 for k in range(at)) + start + bytes(300)
+        told, failed = identify_bytes(data), outcome(data)
+        name = {**NAMES, **UNOPENED}[key]
+        if failed is None or f"it is {name}" not in str(failed):
+            wrong.append(f"{start!r}: libcapsedge says {failed}")
+        if told is None or told.key != key or told.name != NAMES[key]:
+            wrong.append(f"{start!r}: Python says {told}")
+    assert not wrong, "\n".join(wrong)
 
 
 def outcome(data: bytes) -> Failed | None:

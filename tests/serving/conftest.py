@@ -40,14 +40,25 @@ def server(files: dict[str, Path]) -> Iterator[Server]:
 
 
 def ask_http(server: Server, name: str, arrays: Answer, outputs: Any = (), **more: Any) -> Answer:
-    """A request over HTTP with NVIDIA's client; every output by name."""
+    """A request over HTTP with NVIDIA's client, all in JSON; every output by name."""
+    return _ask_http(server, name, arrays, outputs, False, **more)
+
+
+def ask_binary(server: Server, name: str, arrays: Answer, outputs: Any = (), **more: Any) -> Answer:
+    """The same with binary tensors, as the client sends them by default."""
+    return _ask_http(server, name, arrays, outputs, True, **more)
+
+
+def _ask_http(
+    server: Server, name: str, arrays: Answer, outputs: Any, binary: bool, **more: Any
+) -> Answer:
     import tritonclient.http as http
 
     inputs = []
     for key, array in arrays.items():
         inputs.append(http.InferInput(key, list(array.shape), datatype(array)))
-        inputs[-1].set_data_from_numpy(array, binary_data=False)
-    wanted = [http.InferRequestedOutput(key, binary_data=False) for key in outputs]
+        inputs[-1].set_data_from_numpy(array, binary_data=binary)
+    wanted = [http.InferRequestedOutput(key, binary_data=binary) for key in outputs]
     with http.InferenceServerClient(server.rest.removeprefix("http://")) as client:
         found = client.infer(name, inputs, outputs=wanted or None, **more)
         return {o["name"]: found.as_numpy(o["name"]) for o in found.get_response()["outputs"]}

@@ -103,6 +103,31 @@ def bodies() -> dict[str, bytes]:
     }  # fmt: skip
 
 
+def binary(shape: bytes, datatype: bytes, data: bytes) -> tuple[bytes, int]:
+    """A body with one binary tensor, and the bytes of its JSON."""
+    said = b'{"inputs":[{"name":"images","shape":[%b],"datatype":"%b","parameters":' % (
+        shape,
+        datatype,
+    )
+    text = said + b'{"binary_data_size":%d}}]}' % len(data)
+    return text + data, len(text)
+
+
+def binary_bodies() -> dict[str, tuple[bytes, int]]:
+    """Bodies of 8 MiB with binary tensors."""
+    return {
+        "fractions": binary(b"%d" % (SIZE // 4), b"FP32", bytes(SIZE)),
+        "truth values": binary(b"%d" % SIZE, b"BOOL", bytes(SIZE)),
+        "bytes": binary(b"%d" % SIZE, b"INT8", bytes(SIZE)),
+        "more than the shape": binary(b"1", b"FP32", bytes(SIZE)),
+        "empty texts": binary(b"%d" % (SIZE // 4), b"BYTES", bytes(SIZE)),
+        "short texts": binary(b"%d" % (SIZE // 6), b"BYTES", b"\2\0\0\0ab" * (SIZE // 6)),
+        "sizes": binary(b"%b9" % (b"9999999999999999999," * (SIZE // 20)), b"FP32", bytes(4)),
+        "tensors for nobody": (b'{"inputs":[]}' + bytes(SIZE), 13),
+        "all of it JSON": (binary(b"1", b"BYTES", bytes(SIZE))[0], SIZE),
+    }
+
+
 def message(
     contents: bytes, shape: bytes = b"\x01\x01\x1c\x1c", datatype: bytes = b"FP32"
 ) -> bytes:
@@ -173,6 +198,21 @@ def test_memory_for_a_byte_of_json(own: Server) -> None:
             failed.append((name, status, taken >> 20, len(body) >> 20, str(said)[:100]))
     assert not failed
     assert post(infer, {"inputs": [tensor("images", images(1, 1, 28, 28))]})[0] == 200
+    assert own.said == ""
+
+
+def test_memory_for_a_byte_of_a_binary_tensor(own: Server) -> None:
+    infer = f"{own.rest}/v2/models/digits/infer"
+    answers: list[tuple[int, dict[str, Any]]] = []
+    failed = []
+    for name, (body, length) in binary_bodies().items():
+        answers.clear()
+        headers = {"Inference-Header-Content-Length": str(length)}
+        taken = grown(own, lambda b=body, h=headers: answers.append(post(infer, b, h)))  # type: ignore[misc]
+        status, said = answers[0]
+        if status != 400 or len(said["error"]) > 2000 or taken > RATIO * len(body) + REST:
+            failed.append((name, status, taken >> 20, len(body) >> 20, str(said)[:100]))
+    assert not failed
     assert own.said == ""
 
 
@@ -315,7 +355,10 @@ HEADS = {
     "a length below 0": (POST + b"Content-Length: -1\r\n\r\n{}", 400),
     "a length that says too much": (POST + b"Content-Length: 99999999\r\n\r\n{}", 413),
     "gzip": (POST + b"Content-Encoding: GZIP\r\nContent-Length: 2\r\n\r\n{}", 415),
-    "binary tensors": (
+    "two lengths of JSON": (
+        POST + b"Inference-Header-Content-Length: 2\r\n" * 2 + b"Content-Length: 2\r\n\r\n{}", 400,
+    ),
+    "more JSON than the body has": (
         POST + b"Inference-Header-Content-Length: 99999999\r\nContent-Length: 2\r\n\r\n{}", 400,
     ),
     "a chunk of 2**64": (POST + b"Transfer-Encoding: chunked\r\n\r\nffffffffffffffff1\r\n{}", 400),

@@ -10,8 +10,6 @@ import pytest
 
 from capsedge.serving import bounded_json
 from capsedge.serving.bounded_json import PIECE, Malformed, parse
-from capsedge.serving.request_bodies import Input, Output, from_json
-from capsedge.serving.request_bodies import Malformed as NoRequest
 from capsedge.spec import limits
 
 
@@ -127,55 +125,3 @@ def test_no_step_takes_up_more_than_a_piece(monkeypatch: pytest.MonkeyPatch) -> 
     assert found["b"] == [base64.replace(b"\\", b"")]
     assert len(found["c"]) == 2_000_000
     assert max(sizes) <= 2 * PIECE + 2
-
-
-TENSOR = {"name": "x", "shape": [1], "datatype": "FP32", "data": [1.0]}
-NO_REQUESTS: dict[str, Any] = {
-    "a list": [1],
-    "no inputs": {},
-    "inputs that are an object": {"inputs": {}},
-    "inputs that are numbers": {"inputs": [1, 2]},
-    "an input that is a text": {"inputs": ["a"]},
-    "an empty input": {"inputs": [{}]},
-    "outputs that are numbers": {"inputs": [TENSOR], "outputs": [1]},
-    "outputs that are a number": {"inputs": [TENSOR], "outputs": 1},
-    "parameters that are a list": {"inputs": [TENSOR], "parameters": []},
-    "an id that is a number": {"inputs": [TENSOR], "id": 1},
-    "a long id": {"inputs": [TENSOR], "id": "x" * 1025},
-    "a long name": {"inputs": [{**TENSOR, "name": "x" * 1025}]},
-    "no shape": {"inputs": [{**TENSOR, "shape": None}]},
-    "a shape of fractions": {"inputs": [{**TENSOR, "shape": [1.0]}]},
-    "a shape of lists": {"inputs": [{**TENSOR, "shape": [[1]]}]},
-    "a shape of truth values": {"inputs": [{**TENSOR, "shape": [True]}]},
-    "a long shape": {"inputs": [{**TENSOR, "shape": [1] * 9000}]},
-    "no data": {"inputs": [{key: TENSOR[key] for key in ("name", "shape", "datatype")}]},
-    "data that are an object": {"inputs": [{**TENSOR, "data": {}}]},
-}
-
-
-def test_documents_that_are_no_requests() -> None:
-    accepted = []
-    for name, document in NO_REQUESTS.items():
-        try:
-            from_json(json.dumps(document).encode())
-            accepted.append(name)
-        except NoRequest as error:
-            accepted += [name] * (not str(error).startswith("body"))
-    assert not accepted
-    good = {"inputs": [TENSOR], "id": None, "outputs": None, "parameters": None, "more": [{}]}
-    assert from_json(json.dumps(good).encode()).inputs[0].data == [1.0]
-
-
-def test_parameters_belong_to_whom_they_are_given() -> None:
-    first, last = {"a": 1, "b": "text"}, {"c": True}
-    document = {
-        "inputs": [{**TENSOR, "parameters": first}, TENSOR],
-        "outputs": [{"name": "y", "parameters": last}, {"name": "z"}],
-        "parameters": {"d": 2},
-        "id": "x" * 1024,
-    }
-    found = from_json(json.dumps(document).encode())
-    assert [one.parameters for one in found.inputs] == [first, {}]
-    assert [(one.name, one.parameters) for one in found.outputs] == [("y", last), ("z", {})]
-    assert (found.parameters, found.id, found.raw) == ({"d": 2}, "x" * 1024, False)
-    assert Input("x", "FP32", [1], [1.0]).parameters == Output("y").parameters == {}

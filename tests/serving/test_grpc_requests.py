@@ -12,7 +12,8 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from capsedge.runtime.onnx_file.wire import length_delimited as field
 from capsedge.serving.grpc_messages import COMPILED, message
-from capsedge.serving.request_bodies import Malformed, from_grpc
+from capsedge.serving.grpc_requests import from_grpc
+from capsedge.serving.request_bodies import Malformed
 from capsedge.spec import limits
 
 

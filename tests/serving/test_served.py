@@ -7,6 +7,7 @@ import contextlib
 import json
 import re
 import socket
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,11 @@ from numpy.typing import NDArray
 import capsedge
 from capsedge.spec import limits
 from tests.conftest import ROOT
-from tests.serving.conftest import Ask, ask_grpc, ask_http, images, tensor
+from tests.serving.conftest import Ask, ask_binary, ask_grpc, ask_http, images, tensor
 from tests.serving.running import SECONDS, Server, get, post
 
 IMAGE = (ROOT / "capsedge/zoo/samples/digit-7.png").read_bytes()
-ASKS = pytest.mark.parametrize("ask", [ask_http, ask_grpc])
+ASKS = pytest.mark.parametrize("ask", [ask_http, ask_binary, ask_grpc])
 
 
 def same(found: dict[str, NDArray[Any]], wanted: dict[str, NDArray[Any]]) -> None:
@@ -77,13 +78,54 @@ def test_a_cascade(ask: Ask, server: Server, files: dict[str, Path]) -> None:
     same(ask(server, "cascade", {"images": given}), wanted)
 
 
-def test_images_over_grpc(server: Server, files: dict[str, Path]) -> None:
+@pytest.mark.parametrize("ask", [ask_binary, ask_grpc])
+def test_images_as_bytes(ask: Ask, server: Server, files: dict[str, Path]) -> None:
     with capsedge.load(files["digits"], threads=1) as session:
         wanted = session.run(session.prepare(IMAGE)[None])
         turned = session.run(session.prepare(IMAGE, invert=True)[None])
     given = {"images": np.array([IMAGE], object)}
-    same(ask_grpc(server, "digits", given), wanted)
-    same(ask_grpc(server, "digits", given, parameters={"invert": True}), turned)
+    same(ask(server, "digits", given), wanted)
+    same(ask(server, "digits", given, parameters={"invert": True}), turned)
+
+
+def test_the_bytes_of_a_binary_answer(server: Server, files: dict[str, Path]) -> None:
+    """One output as bytes after the JSON, whose length the header says, and another in JSON."""
+    given = images(2, 1, 28, 28)
+    with capsedge.load(files["digits"], threads=1) as session:
+        wanted = session.run(given)
+    text = json.dumps(
+        {
+            "inputs": [
+                {"name": "images", "shape": [2, 1, 28, 28], "datatype": "FP32",
+                 "parameters": {"binary_data_size": given.nbytes}},
+            ],
+            "outputs": [{"name": "poses", "parameters": {"binary_data": True}}, {"name": "lengths"}],
+        }
+    ).encode()  # fmt: skip
+    sent = {
+        "Content-Type": "application/octet-stream",
+        "Inference-Header-Content-Length": len(text),
+    }
+    answer = urllib.request.urlopen(
+        urllib.request.Request(
+            f"{server.rest}/v2/models/digits/infer", text + given.tobytes(), sent
+        )
+    )
+    length = int(answer.headers["Inference-Header-Content-Length"])
+    assert answer.headers["Content-Type"] == "application/octet-stream"
+    body = answer.read()
+    poses, lengths = json.loads(body[:length])["outputs"]
+    assert poses["parameters"] == {"binary_data_size": wanted["poses"].nbytes}
+    assert "data" not in poses
+    assert body[length:] == wanted["poses"].tobytes()
+    assert np.array_equal(np.array(lengths["data"], np.float32), wanted["lengths"].ravel())
+    assert "parameters" not in lengths
+
+
+def test_a_large_answer_comes_in_parts(server: Server, files: dict[str, Path]) -> None:
+    given = images(1000, 1, 28, 28)
+    wanted = ask_grpc(server, "digits", {"images": given}, ["poses"])
+    same(ask_binary(server, "digits", {"images": given}, ["poses"]), wanted)
 
 
 def request(*files: bytes, **more: Any) -> dict[str, Any]:
@@ -271,6 +313,7 @@ def test_limits_and_hosts(server: Server) -> None:
     )
     assert post(infer, b"x", {"Content-Encoding": "gzip"})[0] == 415
     assert post(infer, b"{}x", {"Inference-Header-Content-Length": "2"})[0] == 400
+    assert post(infer, b"{}", {"Inference-Header-Content-Length": "²"})[0] == 400
     assert post(infer, {}, {"Host": "example.org"})[0] == 421
     assert post(infer, changed(), {"Host": "localhost:1"})[0] == 200
     many = request(*[IMAGE] * 11_000)

@@ -40,7 +40,7 @@ SUBJECTS = {
     "serving": Subject(
         tuple(
             f"capsedge/serving/{name}.py"
-            for name in ("request_bodies", "request_tensors", "bounded_json")
+            for name in ("request_bodies", "grpc_requests", "request_tensors", "bounded_json")
         ),
         ("tests/serving", "tests/fuzz/test_corpus.py"),
     ),

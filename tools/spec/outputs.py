@@ -22,6 +22,7 @@ FILES: Mapping[str, Callable[[], str]] = {
     f"{_NATIVE}/generated/onnx_wire.h": cpp.onnx_wire,
     f"{_NATIVE}/generated/operator_sizes.h": cpp_operators.sizes,
     f"{_NATIVE}/generated/operators.h": cpp_operators.table,
+    f"{_NATIVE}/generated/signatures.h": cpp.signatures,
     "capsedge/runtime/web/src/generated/spec.ts": typescript.module,
     "capsedge/runtime/web/src/generated/metadata.ts": typescript_metadata.module,
     "capsedge/runtime/web/page/src/generated/spec.ts": typescript_metadata.page,

@@ -27,6 +27,7 @@ from capsedge.runtime.files.writing import (
 )
 from capsedge.runtime.metadata import ModelMetadata
 from capsedge.runtime.onnx_file import summary
+from capsedge.runtime.onnx_file.wire import varint_of
 from capsedge.runtime.result_summary import Row, Summarized, Summary
 from capsedge.spec.fields import COMPILED_SCHEMA, PREFIX, WASM_KIND, WASM_SECTION
 from capsedge.spec.onnx_wire import DOMAIN
@@ -307,17 +308,8 @@ def _glue(lib: Library) -> Iterator[str]:
 
 def custom_section(name: str, data: bytes) -> bytes:
     """A section of a WebAssembly file that engines skip and hosts can read."""
-    content = _number(len(name)) + name.encode("ascii") + data
-    return b"\x00" + _number(len(content)) + content
-
-
-def _number(value: int) -> bytes:
-    """Unsigned LEB128."""
-    parts = []
-    while value > 127:
-        parts.append(value & 127 | 128)
-        value >>= 7
-    return bytes([*parts, value])
+    content = varint_of(len(name)) + name.encode("ascii") + data
+    return b"\x00" + varint_of(len(content)) + content
 
 
 # --- The folder ---

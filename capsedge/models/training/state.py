@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 
 from capsedge.errors import ArtefactError
-from capsedge.models.torch_file import read_torch, unreadable
+from capsedge.models.torch_file import BadPickle, read_torch, unreadable
 from capsedge.runtime.files import reading
 from capsedge.runtime.files.archives import BadArchive
 from capsedge.runtime.files.json_documents import Malformed, decode, parse
-from capsedge.runtime.files.pickles import BadPickle
 from capsedge.runtime.files.settings import changed_settings
 from capsedge.spec import limits
 

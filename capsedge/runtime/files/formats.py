@@ -16,7 +16,7 @@ from pathlib import Path
 from capsedge.runtime.files.reading import FILE, FOLDER, list_folder, open_regular_file, path_kind
 from capsedge.spec import limits
 from capsedge.spec.fields import C_KIND, MANIFEST, WASM_KIND
-from capsedge.spec.onnx_wire import ORT_FORMAT
+from capsedge.spec.signatures import NAMES, SIGNATURES
 
 HEAD_BYTES = 4096
 _ENGINE_SUFFIX = ".engine"
@@ -90,7 +90,7 @@ _FORMATS = {
             "Load it: `capsedge.load({path})`.",
             "`capsedge inspect {path}` shows what it holds, `capsedge infer --model {path}` runs it.",
         ),
-        Format("ort", "a model in ONNX Runtime's own format (.ort)", _SOURCE),
+        Format("ort", NAMES["ort"], _SOURCE),
         Format(
             "checkpoint",
             "a checkpoint of capsedge",
@@ -98,10 +98,10 @@ _FORMATS = {
             "Export it: `capsedge export --checkpoint {path} -o model.onnx`.",
         ),
         Format("pytorch", "a PyTorch file (torch.save)", *_MODULE),
-        Format("safetensors", "a file of weights (safetensors)", *_MODULE),
+        Format("safetensors", NAMES["safetensors"], *_MODULE),
         Format(
             "pytorch-legacy",
-            "a PyTorch file from before version 1.6, or saved in that format",
+            NAMES["pytorch-legacy"],
             "Save it again, `torch.save(torch.load({path}, weights_only=True), 'new.pt')`, load that into "
             "your module and export it: `capsedge.export(module, 'model.onnx', example=...)`.",
             "Save it again in Python, `torch.save(torch.load(FILE, weights_only=True), 'new.pt')`, then "
@@ -127,7 +127,7 @@ _FORMATS = {
         Format(
             "pickle", "a Python pickle", "Pickles are not read, as they can run code: save arrays."
         ),
-        Format("hdf5", "an HDF5 file, such as a Keras model (.h5)", *_KERAS),
+        Format("hdf5", NAMES["hdf5"], *_KERAS),
         Format("keras", "a Keras model (.keras)", *_KERAS),
         Format(
             "saved-model",
@@ -139,7 +139,7 @@ _FORMATS = {
         ),
         Format(
             "tflite",
-            "a LiteRT (TensorFlow Lite) model",
+            NAMES["tflite"],
             "Convert it with tf2onnx: `python -m tf2onnx.convert --tflite {path} --output model.onnx`, then "
             "`capsedge.optimize('model.onnx', ...)`.",
             "Convert it with tf2onnx: `python -m tf2onnx.convert --tflite {path} --output model.onnx`, then "
@@ -147,7 +147,7 @@ _FORMATS = {
         ),
         Format(
             "tensorrt",
-            "a TensorRT engine",
+            NAMES["tensorrt"],
             "`capsedge.load` runs engines of `capsedge.build`; elsewhere name the ONNX file that it was "
             "built from.",
             "`capsedge infer --model {path}` runs engines of `capsedge build`; elsewhere name the ONNX file "
@@ -155,7 +155,7 @@ _FORMATS = {
         ),
         Format(
             "wasm",
-            "WebAssembly, such as a network of `capsedge build --target wasm`",
+            NAMES["wasm"],
             _COMPILED.format(page="small-page.md"),
         ),
         Format(
@@ -193,43 +193,31 @@ _FORMATS = {
         ),
         Format(
             "predictions",
-            "a table, such as `capsedge batch` writes (parquet)",
+            NAMES["predictions"],
             "Name the model that made it.",
         ),
         Format("openvino", "an OpenVINO model (IR)", _SOURCE),
         Format("coreml", "a Core ML model", _SOURCE),
-        Format("ncnn", "a model of ncnn", _SOURCE),
-        Format("gguf", "a GGUF model", "capsedge reads ONNX files and PyTorch weights."),
-        Format("image", "an image", *_PICTURE),
+        Format("ncnn", NAMES["ncnn"], _SOURCE),
+        Format("gguf", NAMES["gguf"], "capsedge reads ONNX files and PyTorch weights."),
+        Format("image", NAMES["image"], *_PICTURE),
         Format("npz", "an archive of NumPy arrays (.npz)", *_DATA),
-        Format("npy", "a NumPy array (.npy)", *_DATA),
-        Format("idx", "an idx file, as MNIST's", *_DATA),
-        Format("zip", "a zip archive", "Unpack it and name what is inside."),
-        Format("compressed", "a compressed file", "Unpack it and name what is inside."),
-        Format("tar", "a tar archive", "Unpack it and name what is inside."),
-        Format("lfs", "a pointer of Git LFS, not the file itself", "Get the file: `git lfs pull`."),
+        Format("npy", NAMES["npy"], *_DATA),
+        Format("idx", NAMES["idx"], *_DATA),
+        Format("zip", NAMES["zip"], "Unpack it and name what is inside."),
+        Format("compressed", NAMES["compressed"], "Unpack it and name what is inside."),
+        Format("tar", NAMES["tar"], "Unpack it and name what is inside."),
+        Format("lfs", NAMES["lfs"], "Get the file: `git lfs pull`."),
         Format("html", "a web page", "A download failed; get the file itself."),
-        Format("program", "a program or library (ELF)", "Check the path."),
+        Format("program", NAMES["program"], "Check the path."),
         Format("json", "a JSON file", "Name the file that it describes."),
-        Format("xml", "an XML file", "Check the path."),
+        Format("xml", NAMES["xml"], "Check the path."),
         Format("text", "a text file", "Check the path."),
         Format("empty", "empty", _AGAIN),
         Format("folder", "a folder", "Pass a file."),
     )
 }  # fmt: skip
 
-# Signatures at the start of a file.
-_STARTS: tuple[tuple[bytes, str], ...] = (
-    (b"\x89PNG\r\n", "image"), (b"\xff\xd8\xff", "image"), (b"GIF8", "image"),
-    (b"II*\0", "image"), (b"MM\0*", "image"), (b"II+\0", "image"), (b"MM\0+", "image"),
-    (b"\x89HDF\r\n\x1a\n", "hdf5"), (b"\x93NUMPY", "npy"), (b"\0\0\x08", "idx"),
-    (b"ftrt", "tensorrt"), (b"ptrt", "tensorrt"), (b"GGUF", "gguf"), (b"\x7fELF", "program"),
-    (b"7767517", "ncnn"), (b"\xdd\x85\x76\0", "ncnn"),
-    (b"\x1f\x8b", "compressed"), (b"BZh", "compressed"), (b"\xfd7zXZ\0", "compressed"),
-    (b"\x28\xb5\x2f\xfd", "compressed"), (b"7z\xbc\xaf", "compressed"), (b"Rar!", "compressed"),
-    (b"version https://git-lfs", "lfs"), (b"\0asm", "wasm"), (b"PAR1", "predictions"),
-    (b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.", "pytorch-legacy"),
-)  # fmt: skip
 # What documents of our own begin with, without spaces; each has all of these texts.
 _DOCUMENTS: tuple[tuple[tuple[str, ...], str], ...] = (
     ((f'"kind":"{C_KIND}"',), "c-folder"),
@@ -239,8 +227,6 @@ _DOCUMENTS: tuple[tuple[tuple[str, ...], str], ...] = (
     (('"schema":', '"model_sha256":', '"tensors":'), "calibration"),
     (('"schema":', '"models":', '"late":'), "page"),
 )
-# Flatbuffers have their signature after four bytes.
-_FLATBUFFERS = {b"TFL3": "tflite", ORT_FORMAT.encode(): "ort"}
 
 
 def identify_path(path: Path | str) -> Format | None:
@@ -289,21 +275,15 @@ def identify_bytes(head: bytes) -> Format | None:
 def _key(head: bytes) -> str | None:
     if not head:
         return "empty"
-    for start, key in _STARTS:
-        if head.startswith(start):
+    for key, signature, at in SIGNATURES:
+        if head.startswith(signature, at):
             return key
-    if head.startswith((b"PK\x03\x04", b"PK\x05\x06")):
-        return "zip"
-    if head[4:8] in _FLATBUFFERS:
-        return _FLATBUFFERS[head[4:8]]
     if head[4:6] == b"ET" and head[6:8].isdigit():
         return "executorch"
     if head.startswith(b"RIFF") and head[8:12] == b"WEBP":
         return "image"
     if head.startswith(b"BM") and head[6:10] == b"\0\0\0\0":
         return "image"
-    if head[257:262] == b"ustar":
-        return "tar"
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= limits.JSON_BYTES:
         return "checkpoint" if _CONFIG_KEY in head else "safetensors"
     if head[:1] == b"\x80" and head[1:2] in (b"\2", b"\3", b"\4", b"\5"):

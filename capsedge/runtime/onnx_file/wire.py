@@ -250,12 +250,12 @@ def number_of(found: FieldValues, number: int) -> int:
 
 def length_delimited(number: int, content: bytes) -> bytes:
     """An encoded field of text, bytes or a message."""
-    return _varint(number << 3 | BYTES) + _varint(len(content)) + content
+    return varint_of(number << 3 | BYTES) + varint_of(len(content)) + content
 
 
 def number_field(number: int, value: int) -> bytes:
     """An encoded field of a number."""
-    return _varint(number << 3 | VARINT) + _varint(value)
+    return varint_of(number << 3 | VARINT) + varint_of(value)
 
 
 def message(fields: Iterable[tuple[int, bytes]]) -> bytes:
@@ -263,7 +263,8 @@ def message(fields: Iterable[tuple[int, bytes]]) -> bytes:
     return b"".join(length_delimited(number, content) for number, content in fields)
 
 
-def _varint(value: int) -> bytes:
+def varint_of(value: int) -> bytes:
+    """A number in groups of seven bits, the lowest first, as protobuf and WebAssembly (LEB128) have it."""
     found = bytearray()
     while value > 0x7F:
         found.append(value & 0x7F | 0x80)

@@ -1,8 +1,7 @@
 """Measure the limits of this machine: multiply-adds, memory traffic, and the cost of timing.
 
 A chain of operators on one number shows what timing an operator costs; a matrix product shows what
-the machine can do. The device has no ``onnx`` package, so both files are written byte by byte:
-https://protobuf.dev/programming-guides/encoding, with the field numbers of onnx.proto3.
+the machine can do. The device has no ``onnx`` package, so both files are written field by field.
 """
 
 from __future__ import annotations
@@ -20,8 +19,10 @@ from numpy.typing import NDArray
 from capsedge.runtime.backends.backend import Feeds
 from capsedge.runtime.backends.onnxruntime_backend import ProfiledSession
 from capsedge.runtime.backends.onnxruntime_session import SessionSettings
+from capsedge.runtime.onnx_file.wire import length_delimited, message, number_field
+from capsedge.spec import onnx_wire
 
-# --- Two tiny ONNX files, written byte by byte ---
+# --- Two tiny ONNX files ---
 
 _FLOAT = 1
 _IR_VERSION, _OPSET = 8, 13
@@ -42,38 +43,34 @@ def matrix_product(size: int) -> bytes:
 
 
 def _model(nodes: Sequence[bytes], inputs: Sequence[bytes], outputs: Sequence[bytes]) -> bytes:
-    graph = b"".join(_message(1, node) for node in nodes) + _message(2, b"probe")
-    graph += b"".join(_message(11, value) for value in inputs)
-    graph += b"".join(_message(12, value) for value in outputs)
-    return _number(1, _IR_VERSION) + _message(7, graph) + _message(8, _number(2, _OPSET))
+    graph = message(
+        [
+            *((onnx_wire.GRAPH_NODE, node) for node in nodes),
+            (onnx_wire.GRAPH_NAME, b"probe"),
+            *((onnx_wire.GRAPH_INPUT, value) for value in inputs),
+            *((onnx_wire.GRAPH_OUTPUT, value) for value in outputs),
+        ]
+    )
+    opset = number_field(2, _OPSET)
+    return number_field(onnx_wire.MODEL_IR, _IR_VERSION) + message(
+        [(onnx_wire.MODEL_GRAPH, graph), (onnx_wire.MODEL_OPSET, opset)]
+    )
 
 
 def _node(kind: str, inputs: Sequence[str], outputs: Sequence[str]) -> bytes:
-    names = b"".join(_message(1, name.encode()) for name in inputs)
-    names += b"".join(_message(2, name.encode()) for name in outputs)
-    return names + _message(4, kind.encode())
+    return message(
+        [
+            *((onnx_wire.NODE_INPUT, name.encode()) for name in inputs),
+            *((onnx_wire.NODE_OUTPUT, name.encode()) for name in outputs),
+            (onnx_wire.NODE_TYPE, kind.encode()),
+        ]
+    )
 
 
 def _value(name: str, shape: Sequence[int]) -> bytes:
-    dimensions = b"".join(_message(1, _number(1, size)) for size in shape)
-    tensor = _number(1, _FLOAT) + _message(2, dimensions)
-    return _message(1, name.encode()) + _message(2, _message(1, tensor))
-
-
-def _message(field: int, content: bytes) -> bytes:
-    return _varint(field << 3 | 2) + _varint(len(content)) + content
-
-
-def _number(field: int, value: int) -> bytes:
-    return _varint(field << 3) + _varint(value)
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*out, value])
+    dimensions = message((1, number_field(1, size)) for size in shape)
+    tensor = number_field(1, _FLOAT) + length_delimited(2, dimensions)
+    return message([(1, name.encode()), (2, length_delimited(1, tensor))])
 
 
 # --- The measurements ---

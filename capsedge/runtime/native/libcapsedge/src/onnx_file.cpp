@@ -8,6 +8,7 @@
 #include "backend.h"
 #include "failure.h"
 #include "generated/limits.h"
+#include "generated/signatures.h"
 #include "text.h"
 
 namespace capsedge::libcapsedge {
@@ -275,33 +276,11 @@ std::string varint_of(size_t value) {
   return bytes + static_cast<char>(value);
 }
 
-// What a file of another format is, by its first bytes, for the formats most often given instead (Python's
-// capsedge/runtime/files/formats.py knows more); empty if that is not known.
+// What a file of another format is, by its first bytes; empty if that is not known.
 std::string_view other_format(std::string_view bytes) {
-  struct Signature {
-    size_t at;
-    std::string_view bytes, name;
-  };
-  using namespace std::string_view_literals;
-  static constexpr Signature kSignatures[] = {
-      {0, "\x89PNG"sv, "an image"},
-      {0, "\xff\xd8\xff"sv, "an image"},
-      {0, "PK\x03\x04"sv, "a zip archive, such as a PyTorch file (.pt, .pth) or a Keras model (.keras)"},
-      {0, "\x80\x02\x8a\x0al\xfc\x9c"sv, "a PyTorch file from before version 1.6, or saved in that format"},
-      {0, "\x89HDF\r\n"sv, "an HDF5 file, such as a Keras model (.h5)"},
-      {4, "TFL3"sv, "a LiteRT (TensorFlow Lite) model"},
-      {4, spec::kOrtFormat, "a model in ONNX Runtime's own format (.ort)"},
-      {0, "ftrt"sv, "a TensorRT engine"},
-      {0, "ptrt"sv, "a TensorRT engine"},
-      {8, "{"sv, "a file of weights (safetensors)"},
-      {0, "\x1f\x8b"sv, "a compressed file"},
-      {0, "7767517"sv, "a model of ncnn"},
-      {0, "<?xml"sv, "an XML file"},
-      {0, "version https://git-lfs"sv, "a pointer of Git LFS, not the file itself"},
-  };
-  for (const Signature& each : kSignatures)
+  for (const spec::Signature& each : spec::kSignatures)
     if (bytes.size() >= each.at && bytes.substr(each.at, each.bytes.size()) == each.bytes) return each.name;
-  return bytes.empty() ? "empty"sv : ""sv;
+  return bytes.empty() ? "empty" : "";
 }
 
 }  // namespace
