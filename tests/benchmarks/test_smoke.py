@@ -57,6 +57,7 @@ LEFT_OUT = {
     "cuda_counts": "executes nvcc's code: tests/native/test_cuda_counts.py",
     "gpu": "needs an NVIDIA GPU: tests/native/test_cuda_benchmark.py",
     "gpu_models": "needs an NVIDIA GPU",
+    "gpu_ops": "needs an NVIDIA GPU",
     "imported": "takes minutes: tests/importers compares these networks",
     "microcontroller": "needs compilers and QEMU for boards: tests/exporters/c/test_boards.py",
     "quantized": "needs minutes to calibrate its networks",
