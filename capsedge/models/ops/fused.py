@@ -237,15 +237,15 @@ def _misfit(tensors: Sequence[Tensor | None]) -> str:
 
 
 def _run(
-    node: CudaNode, bytes_: int, inputs: Sequence[Tensor], outputs: Sequence[Tensor], stream: int
+    node: CudaNode, size: int, inputs: Sequence[Tensor], outputs: Sequence[Tensor], stream: int
 ) -> str:
     """Queue a node with so much scratch memory; returns why it could not be queued, or nothing."""
     # Freed before the work is done: torch lends it only to later work of the same stream.
-    scratch = _gpu.empty((bytes_,), torch.uint8, inputs[0].device)
+    scratch = _gpu.empty((size,), torch.uint8, inputs[0].device)
     return node.run(
         [x.data_ptr() for x in inputs],
         [x.data_ptr() for x in outputs],
-        (scratch.data_ptr(), bytes_),
+        (scratch.data_ptr(), size),
         stream,
     )
 

@@ -72,7 +72,7 @@ class CudaNode:
         Raises:
             EnvironmentProblem: the library does not load.
         """
-        return self._said("capsedge_cuda_takes")[1]
+        return self._call("capsedge_cuda_takes")[1]
 
     def scratch(self) -> tuple[int, str]:
         """Bytes of scratch memory that it needs on the current GPU, and why the kernels do not take it.
@@ -80,7 +80,7 @@ class CudaNode:
         Raises:
             EnvironmentProblem: the library does not load.
         """
-        return self._said("capsedge_cuda_scratch", result=ctypes.c_int64)
+        return self._call("capsedge_cuda_scratch", result=ctypes.c_int64)
 
     def run(
         self, inputs: Sequence[int], outputs: Sequence[int], scratch: tuple[int, int], stream: int
@@ -98,7 +98,7 @@ class CudaNode:
             EnvironmentProblem: the library does not load.
         """
         address, size = scratch
-        return self._said(
+        return self._call(
             "capsedge_cuda_run",
             (ctypes.c_void_p * len(inputs))(*inputs),
             (ctypes.c_void_p * len(outputs))(*outputs),
@@ -107,7 +107,7 @@ class CudaNode:
             ctypes.c_void_p(stream),
         )[1]
 
-    def _said(self, name: str, *arguments: Any, result: Any = ctypes.c_int) -> tuple[int, str]:
+    def _call(self, name: str, *arguments: Any, result: Any = ctypes.c_int) -> tuple[int, str]:
         function, text = function_of(self.library, name), ctypes.create_string_buffer(_WORDS)
         function.restype = result
         code = function(ctypes.byref(self.native), *arguments, text, ctypes.c_size_t(_WORDS))
