@@ -9,14 +9,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from capsedge.datasets import ImageSet
 from capsedge.errors import EnvironmentProblem
 from capsedge.models import MODELS, build, get_config, ops
+from capsedge.models.training.evaluate import count_correct
 from capsedge.runtime.backends.native_library import find_library
 from capsedge.runtime.backends.onnxruntime_session import NoKernelsHere
 from tests.tables import table
@@ -266,3 +269,14 @@ def test_no_model_reads_couplings(name: str) -> None:
     assert [x.device.type for x in out] == ["cuda", "cuda", "meta"]
     assert mode.names
     assert all(called.endswith("_fused") for called in mode.names)
+
+
+@pytest.mark.usefixtures("_no_kernels")
+@pytest.mark.parametrize("pairs", ["none", "overlap"])
+def test_accuracy_is_measured_in_the_context(pairs: str) -> None:
+    torch.manual_seed(0)
+    images = np.random.default_rng(0).integers(0, 256, (3, 28, 28, 1), dtype=np.uint8)
+    data = ImageSet("made", images, np.arange(3))
+    with _Called() as mode:
+        count_correct(build("digits-em"), data, pairs)
+    assert set(mode.names) == {"em_routing_fused"}
