@@ -104,11 +104,11 @@ mutants: $(READY) ## Put faults into the code and count which tests find them (t
 test-gpu: $(READY) cuda ## Run everything that needs a GPU, on a machine with one, and write one report (two hours; resumes)
 	$(BIN)/python -m tools.gpu
 
-test-cuda-provider: $(READY) ## Test ONNX Runtime's CUDA provider with our kernels, without a GPU; installs onnxruntime-gpu, and nvcc if it is missing, in build
+test-cuda-provider: $(READY) ## Test our kernels in ONNX Runtime's CUDA provider and in PyTorch, without a GPU; installs onnxruntime-gpu, and nvcc if it is missing, in build
 	@echo "Installing onnxruntime-gpu (256 MB) in build/provider, apart from the environment's ONNX Runtime."
 	command -v nvcc > /dev/null || export PATH="$$(dirname "$$(PYTHON=$(PYTHON) tools/nvcc.sh)"):$$PATH" && \
 	$(BIN)/python -m tools.ptx.provider && \
-	CAPSEDGE_REQUIRE_PROVIDER=1 $(BIN)/python -m pytest -n 2 --dist worksteal tests/native/ptx/test_provider.py -m "not slow"
+	CAPSEDGE_REQUIRE_PROVIDER=1 $(BIN)/python -m pytest -n 2 --dist worksteal tests/native/ptx/test_provider.py tests/native/ptx/test_torch.py -m "not slow"
 
 test-gpu-code: $(READY) ## Execute nvcc's code for the CUDA kernels on the CPU, all cases, three architectures, three versions of ONNX Runtime (needs nvcc of CUDA 13)
 	$(BIN)/python -m tools.ptx.provider --others

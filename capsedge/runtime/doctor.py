@@ -199,10 +199,10 @@ def cuda(runtime: str, driver: str) -> Check:
 
 
 def _cuda_kernels() -> Check:
-    """Capsule operators in ONNX Runtime's CUDA provider."""
+    """Capsule operators in ONNX Runtime's CUDA provider, and in PyTorch on a GPU."""
     name, cost = (
         "CUDA kernels",
-        "on a GPU, ONNX Runtime runs function bodies: same results, slower routing",
+        "on a GPU, ONNX Runtime and PyTorch run without them: same results, slower routing",
     )
     try:
         library, kernels = find_parts()

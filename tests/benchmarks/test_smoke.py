@@ -58,6 +58,7 @@ LEFT_OUT = {
     "export_time": "takes a minute for its smallest network: tests/benchmarks/test_export_time.py",
     "gpu": "needs an NVIDIA GPU: tests/native/test_cuda_benchmark.py",
     "gpu_models": "needs an NVIDIA GPU",
+    "gpu_ops": "needs an NVIDIA GPU",
     "imported": "takes minutes: tests/importers compares these networks",
     "microcontroller": "needs compilers and QEMU for boards: tests/exporters/c/test_boards.py",
     "quantized": "needs minutes to calibrate its networks",

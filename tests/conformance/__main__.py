@@ -15,11 +15,13 @@ from .cuda import BACKENDS as CUDA
 from .dump import dump
 from .provider import BACKENDS as PROVIDER
 from .ptx import BACKENDS as PTX
+from .torch_fused import BACKENDS as TORCH
 
 
 def main() -> int:
     """Run one mode; exit code 1 when a case fails, 2 when nothing matches."""
-    known = {**BACKENDS, **{backend.name: backend for backend in (*CUDA, *PTX, *PROVIDER)}}
+    others = (*CUDA, *PTX, *PROVIDER, *TORCH)
+    known = {**BACKENDS, **{backend.name: backend for backend in others}}
     parser = argparse.ArgumentParser(prog="python -m tests.conformance", description=__doc__)
     parser.add_argument("mode", choices=[*modes.MODES, "dump"])
     parser.add_argument("folder", nargs="?", type=Path, help="where `dump` writes")

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import gpu_ops
+from capsedge.runtime.backends.native_library import find_library
 from tests.conftest import ROOT
 from tools.gpu import against_ptx, pack, report
 from tools.gpu.running import State, run
@@ -100,6 +102,22 @@ def test_what_no_peer_could_measure_is_said_once() -> None:
     assert page.count("- TensorRT: not installed") == 1
 
 
+def test_layers_in_torch_are_a_table() -> None:
+    times = {"torch eager": {"median_ms": 1.5}, gpu_ops.FUSED: {"failed": "differs"}}
+    row = {"layer": "classes", "operator": "EMRouting", "batch": 32, "times": times}
+    steps = [
+        {
+            "stage": "torch",
+            "verdict": "failed",
+            "document": {"operators": [row]},
+            "step": "t",
+            "why": "",
+        }
+    ]
+    page = report.markdown({"emulated": False, "steps": steps})
+    assert "| classes | 32 | differs | - | 1.5000 | - | - |" in page
+
+
 def test_counts_of_the_hardware_stand_beside_those_of_the_ptx() -> None:
     """Of the machine that both know: the same launches of the same code."""
     measured = json.loads((ROOT / "docs" / "benchmarks" / "h100.json").read_text())["steps"]
@@ -139,6 +157,8 @@ def test_the_archive_runs_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert [path.name for path in folder.glob("provider/*/*")] == ["__init__.py"]
     assert (folder / "build" / "cuda" / library.name).is_file()
     assert (folder / "build" / "cuda" / "capsedge.fatbin").is_file()
+    if find_library() is not None:
+        assert (folder / "capsedge" / "runtime" / "_native" / "libcapsedge_ort.so").is_file()
     command = [sys.executable, "-m", "tools.gpu", "--plan"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

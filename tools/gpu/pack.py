@@ -9,12 +9,14 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from capsedge.runtime.backends.native_library import NAME, installed
 from tests.native import cuda_library
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = ("benchmarks", "capsedge", "tests", "tools", "pyproject.toml", "README.md")
 LEFT_OUT = ("capsedge/runtime/web", "tests/page", "tests/web")
 INSIDE = Path("capsedge-gpu")  # the folder that unpacking makes
+NATIVE = Path("capsedge", "runtime", "_native")
 PROVIDER = "provider"  # its folder with ONNX Runtime
 PART_BYTES = 30_000_000  # what a transfer takes at once
 
@@ -36,7 +38,8 @@ def files() -> list[Path]:
         ["git", "ls-files", "--", *PARTS], cwd=ROOT, capture_output=True, text=True, check=True
     )
     found = [ROOT / name for name in listed.stdout.splitlines() if not name.startswith(LEFT_OUT)]
-    native = sorted((ROOT / "capsedge" / "runtime" / "_native").glob("*.so*"))
+    operators = installed(NAME)  # an editable installation has it outside of the checkout's folders
+    native = sorted(operators.parent.glob("*.so*")) if operators else []
     compiled = [*native, library, cuda_library.kernels_of(library)]
     return [*(path for path in found if path.exists()), *compiled]
 
@@ -61,15 +64,20 @@ def write(folder: Path, provider: Path | None = None) -> list[Path]:
     parts = _Parts(folder)
     with tarfile.open(fileobj=parts, mode="w|gz") as archive:
         for path in files():
-            own = path.is_relative_to(ROOT)
-            inside = path.relative_to(ROOT) if own else Path("build/cuda") / path.name
-            archive.add(path, arcname=str(INSIDE / inside), recursive=False)
+            archive.add(path, arcname=str(INSIDE / _inside(path)), recursive=False)
         for name, content in _wheel(provider) if provider else ():
             member = tarfile.TarInfo(str(INSIDE / PROVIDER / name))
             member.size = len(content)
             archive.addfile(member, io.BytesIO(content))
     parts.close()
     return parts.written
+
+
+def _inside(path: Path) -> Path:
+    """Where a file lies in the archive."""
+    if path.parent.name == NATIVE.name:
+        return NATIVE / path.name
+    return path.relative_to(ROOT) if path.is_relative_to(ROOT) else Path("build/cuda") / path.name
 
 
 def _wheel(path: Path) -> Iterator[tuple[str, bytes]]:

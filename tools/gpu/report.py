@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks import gpu
+from benchmarks import gpu, gpu_ops
 from capsedge.runtime.files.writing import write_bytes
 
 from . import against_ptx
@@ -33,7 +33,7 @@ def collect(state: State, steps: Sequence[Step], emulated: bool) -> dict[str, An
         kept = {key: result.get(key, "") for key in ("verdict", "why", "seconds", "command")}
         if result["verdict"] in ("failed", "stopped"):
             kept["output"] = result["output"]
-        if step.stage == "conformance" and result["verdict"] != "open":
+        if "conformance" in step.name and result["verdict"] != "open":
             kept["counts"] = _counts(result["output"])
         rows.append(
             {"step": step.name, "stage": step.stage, **kept, "document": state.document(step)}
@@ -64,7 +64,7 @@ def markdown(document: dict[str, Any]) -> str:
         lines += ["", "## Not passed", "", "| step | verdict | why |", "| --- | --- | --- |"]
         lines += [f"| {r['step']} | {r['verdict']} | {_cell(r['why'])} |" for r in wrong]
     lines += ["", *_latency(steps), *_counters(steps), *_against_ptx(steps)]
-    lines += [*_provider(steps), *_models(steps)]
+    lines += [*_provider(steps), *_torch(steps), *_models(steps)]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -150,6 +150,11 @@ def _provider(steps: Sequence[dict[str, Any]]) -> list[str]:
         return []
     head = ["| model | check | found |", "| --- | --- | --- |"]
     return ["## ONNX Runtime's CUDA provider", "", *head, *lines, ""]
+
+
+def _torch(steps: Sequence[dict[str, Any]]) -> list[str]:
+    rows = [row for found in _documents(steps, "torch") for row in found["operators"]]
+    return ["## Layers in torch, ms", "", gpu_ops.markdown(rows), ""] if rows else []
 
 
 def _models(steps: Sequence[dict[str, Any]]) -> list[str]:

@@ -15,6 +15,7 @@ STAGES = (
     "conformance",
     "behaviour",
     "provider",
+    "torch",
     "sanitizer",
     "latency",
     "counters",
@@ -70,6 +71,7 @@ def steps(small: bool = False) -> list[Step]:
         *_conformance(small),
         *_behaviour(small),
         *_provider(small),
+        *_torch(small),
         *_sanitizer(small),
         *_latency(small),
         *_counters(small),
@@ -104,6 +106,24 @@ def _provider(small: bool) -> Iterator[Step]:
     yield Step("provider-sessions", "provider", command, 120, 600, needs)
     command = _python("pytest", "-q", "-m", "gpu", "tests/runtime")
     yield Step("provider-tests", "provider", command, 60, 300, (*needs, "torch"))
+
+
+def _torch(small: bool) -> Iterator[Step]:
+    """``capsedge.ops`` on CUDA tensors; in a rehearsal, on the emulated GPU, which torch does not see."""
+    needs = ("gpu", "operators", *(() if small else ("torch",)))
+    words = ("--backend", "torch-fused-ptx", "--light", "--filter", "N=2,")
+    for dtype in ("float32", "float16"):
+        chosen = words if small else ("--backend", "torch-fused")
+        command = _python("tests.conformance", "test", *chosen, "--dtype", dtype)
+        yield Step(f"torch-conformance-{dtype}", "torch", command, 50, 900, needs)
+    if small:
+        return
+    command = _python("pytest", "-q", "-m", "gpu", "tests/models/ops")
+    yield Step("torch-tests", "torch", command, 60, 300, needs)
+    for batch in (1, 32):
+        words = ("--batches", str(batch), "--compile", "reduce-overhead", "-o", OUTPUT)
+        command = _python("benchmarks.gpu_ops", *words)
+        yield Step(f"torch-times-{batch}", "torch", command, 200, 600, needs, timed=True)
 
 
 def _sanitizer(small: bool) -> Iterator[Step]:

@@ -1,4 +1,4 @@
-"""Register operators with PyTorch: definition, shapes, gradient, decomposition."""
+"""Register operators with PyTorch: definition, shapes, gradient, CUDA kernels, decomposition."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.library import CustomOpDef  # type: ignore[attr-defined]
+
+from capsedge.models.ops.fused import applies, register_fused
 
 
 def no_autocast(x: Tensor) -> AbstractContextManager[Any]:
@@ -48,10 +50,11 @@ class Operator:
 
     Attributes:
         op: the operator as registered with PyTorch.
+        fused: the one that runs within `fused`.
     """
 
-    def __init__(self, op: CustomOpDef, definition: Callable[..., Any]) -> None:
-        self.op = op
+    def __init__(self, op: CustomOpDef, fused: CustomOpDef, definition: Callable[..., Any]) -> None:
+        self.op, self.fused = op, fused
         self._definition = definition
 
     @functools.cached_property
@@ -59,6 +62,8 @@ class Operator:
         return torch.compile(self._definition)
 
     def __call__(self, *args: Any) -> Any:
+        if applies(args):
+            return self.fused(*args)
         if not _compiling:
             return self.op(*args)
         with no_autocast(args[0]):  # called outside, since some compiler versions cannot trace it
@@ -118,7 +123,8 @@ def register(
     op = torch.library.custom_op(f"capsedge::{name}", forward, mutates_args=())
     op.register_fake(fake)
     op.register_autograd(backward, setup_context=setup_context)
-    return Operator(op, definition)
+    schema = torch.library.infer_schema(forward, mutates_args=())
+    return Operator(op, register_fused(name, forward, fake, schema), definition)
 
 
 # --- Decompositions into ATen operators, for compilers that do not know ``capsedge`` ---

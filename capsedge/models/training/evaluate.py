@@ -13,6 +13,7 @@ from capsedge.datasets import ImageSet, typical_input_from
 from capsedge.errors import UsageError
 from capsedge.models import CapsuleModel
 from capsedge.models.configs import ModelConfig
+from capsedge.models.ops import fused
 from capsedge.models.training import augment
 from capsedge.runtime.typical_input import TypicalInput
 
@@ -51,8 +52,12 @@ def centre(images: Tensor, config: ModelConfig) -> Tensor:
 
 
 @torch.no_grad()
+@fused()
 def predict_all(model: CapsuleModel, data: ImageSet) -> Tensor:
-    """Scores ``[N, J]`` of all images in evaluation mode, computed on the model's device."""
+    """Scores ``[N, J]`` of all images in evaluation mode, computed on the model's device.
+
+    On a GPU, routing runs as CUDA kernels if they are installed.
+    """
     model.eval()
     device = next(model.parameters()).device
     scores = []
@@ -69,7 +74,7 @@ def count_correct(model: CapsuleModel, test: ImageSet, pairs: str) -> Tensor:
     right = []
     device = next(model.parameters()).device
     for canvases, owners in evaluation_pairs(test, model.config, diverse=pairs == "diverse"):
-        with torch.no_grad():
+        with torch.no_grad(), fused():
             scores = model.eval()(normalize(canvases.to(device), model.config)).scores
         best = scores.cpu().topk(2, 1).indices
         right.append((best.sort(1).values == owners.sort(1).values).all(1))

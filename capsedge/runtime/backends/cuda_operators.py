@@ -2,7 +2,7 @@
 
 A name that is registered (`DynamicRouting_2`) never runs as its function body, whatever its shapes. So a name
 is chosen from the file, before ONNX Runtime loads it, and only if every node of that name fits the kernels.
-Which nodes do is known to the operator library, which needs no GPU for that (``onnxruntime/cuda_takes.h``).
+Which nodes do is known to the operator library, which needs no GPU for that (``onnxruntime/cuda_nodes.h``).
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from capsedge.errors import (
     CapsedgeError,
@@ -20,6 +19,7 @@ from capsedge.errors import (
     UnsupportedModelError,
     UsageError,
 )
+from capsedge.runtime.backends.cuda_nodes import NATIVE_TYPES, cuda_node, function_of
 from capsedge.runtime.backends.native_library import (
     check_nodes,
     find_library,
@@ -34,13 +34,6 @@ from capsedge.runtime.onnx_file.summary import OnnxSummary
 from capsedge.spec.operators import DOMAIN, OPERATORS, operator_of
 
 CUDA = 13  # of the kernels' code: the driver has to support it
-NATIVE_TYPES = {
-    "float32": 0,
-    "float16": 1,
-    "int8": 2,
-    "uint8": 3,
-    "int32": 4,
-}  # of capsedge/kernels.h
 _ANY_BATCH = 1
 
 
@@ -192,25 +185,9 @@ def load_problem(library: Path, kernels: Path) -> str:
 
     with suppress(EnvironmentProblem):
         load_cuda()  # so that the library finds a CUDA runtime that only a Python package has
-    load, text = _function(library, "capsedge_cuda_load"), ctypes.create_string_buffer(1024)
+    load, text = function_of(library, "capsedge_cuda_load"), ctypes.create_string_buffer(1024)
     refused = load(str(kernels).encode(), text, ctypes.c_size_t(len(text)))
     return text.value.decode(errors="replace") if refused else ""
-
-
-def _function(library: Path, name: str) -> Any:
-    """A function of the operator library.
-
-    Raises:
-        EnvironmentProblem: it does not load, or lacks the function.
-    """
-    try:
-        return getattr(ctypes.CDLL(str(library)), name)
-    except (OSError, AttributeError) as error:
-        raise EnvironmentProblem(
-            f"The operator library {library} does not load, or is of another version.",
-            f"{error}.",
-            "Reinstall capsedge, or run without the library: `--ops portable` (ops='portable').",
-        ) from error
 
 
 # --- Which nodes fit ---
@@ -219,7 +196,6 @@ def _function(library: Path, name: str) -> Any:
 def _chosen(structure: Structure, library: Path, kernels: Path) -> CudaOperators:
     misfits: dict[str, str] = {}  # by name, the first node's
     known = _values(structure.graph)
-    takes = _Takes(library)
     top = {id(node) for node in structure.graph.nodes}
     names: dict[str, None] = {}
     for node in _capsedge_nodes(structure):
@@ -228,7 +204,7 @@ def _chosen(structure: Structure, library: Path, kernels: Path) -> CudaOperators
         if id(node) not in top:
             reason = "it is inside another node or function, where no shapes are stated"
         else:
-            reason = takes.refuses(node, known)
+            reason = _refusal(node, known, library)
         if reason:
             misfits.setdefault(node.op, f"{node.op} '{where}' has no CUDA kernel: {reason}")
     return CudaOperators(
@@ -250,59 +226,25 @@ def _values(graph: Graph) -> dict[str, Value]:
     return {value.name: value for value in stated}
 
 
-class NativeAttribute(ctypes.Structure):
-    """``capsedge_kernel_attribute`` of capsedge/kernels.h."""
-
-    _fields_ = (
-        ("name", ctypes.c_char_p),
-        ("values", ctypes.POINTER(ctypes.c_double)),
-        ("count", ctypes.c_int32),
-    )
-
-
-class NativeTensor(ctypes.Structure):
-    """``capsedge_kernel_tensor`` of capsedge/kernels.h."""
-
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("rank", ctypes.c_int32),
-        ("type", ctypes.c_int32),
-    )
-
-
-class _Takes:
-    """The operator library's ``capsedge_cuda_takes``."""
-
-    def __init__(self, library: Path) -> None:
-        self._call = _function(library, "capsedge_cuda_takes")
-
-    def refuses(self, node: Node, known: Mapping[str, Value]) -> str:
-        """Why the kernels do not take a node; empty if they do."""
-        operator = OPERATORS.get(operator_of(node.op))
-        if operator is None or not operator.has_cuda_kernel:
-            return "the kernels do not include this operator"
-        if not operator.takes(len(node.inputs)) or not all(node.inputs):
-            return "it leaves out an input"
-        if len(node.outputs) != len(operator.outputs) or not all(node.outputs):
-            return "it leaves out an output"
-        tensors = (NativeTensor * len(node.inputs))()
-        for tensor, name, value in zip(tensors, node.inputs, operator.inputs, strict=False):
-            stated = known.get(name)
-            shape = None if stated is None else _sizes(stated, value.shape)
-            if stated is None or shape is None:
-                return f"the file does not state the shape of its input '{value.name}'"
-            if stated.type not in NATIVE_TYPES:
-                return f"its input '{value.name}' is {stated.type}"
-            tensor.shape = (ctypes.c_int64 * max(1, len(shape)))(*shape)
-            tensor.rank, tensor.type = len(shape), NATIVE_TYPES[stated.type]
-        attributes = _attributes(node)
-        text = ctypes.create_string_buffer(512)
-        refused = self._call(
-            node.op.encode(), attributes, len(attributes), tensors, len(tensors),
-            text, ctypes.c_size_t(len(text)),
-        )  # fmt: skip
-        return text.value.decode(errors="replace") if refused else ""
+def _refusal(node: Node, known: Mapping[str, Value], library: Path) -> str:
+    """Why the kernels do not take a node; empty if they do."""
+    operator = OPERATORS.get(operator_of(node.op))
+    if operator is None or not operator.has_cuda_kernel:
+        return "the kernels do not include this operator"
+    if not operator.takes(len(node.inputs)) or not all(node.inputs):
+        return "it leaves out an input"
+    if len(node.outputs) != len(operator.outputs) or not all(node.outputs):
+        return "it leaves out an output"
+    inputs = []
+    for name, value in zip(node.inputs, operator.inputs, strict=False):
+        stated = known.get(name)
+        shape = None if stated is None else _sizes(stated, value.shape)
+        if stated is None or shape is None:
+            return f"the file does not state the shape of its input '{value.name}'"
+        if stated.type not in NATIVE_TYPES:
+            return f"its input '{value.name}' is {stated.type}"
+        inputs.append((shape, stated.type))
+    return cuda_node(library, node.op, node.attributes, inputs).refused()
 
 
 def _sizes(value: Value, dimensions: Sequence[str]) -> list[int] | None:
@@ -319,18 +261,3 @@ def _sizes(value: Value, dimensions: Sequence[str]) -> list[int] | None:
             return None
         sizes.append(size if isinstance(size, int) else _ANY_BATCH)
     return sizes
-
-
-def _attributes(node: Node) -> Any:
-    """The numbers among a node's attributes."""
-    given = {
-        name: value if isinstance(value, list) else [value]
-        for name, value in node.attributes.items()
-        if isinstance(value, (int, float, list))
-    }
-    made = (NativeAttribute * len(given))()
-    for attribute, (name, values) in zip(made, given.items(), strict=True):
-        attribute.name = name.encode()
-        attribute.values = (ctypes.c_double * max(1, len(values)))(*values)
-        attribute.count = len(values)
-    return made

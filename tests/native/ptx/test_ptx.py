@@ -38,13 +38,16 @@ def python(*words: str, **variables: str) -> str:
 
 def conformance(architecture: int, scheme: str, dtype: str, *words: str) -> None:
     """All cases, none of which is skipped that has a kernel."""
-    said = python(
-        "tests.conformance", "test", "--backend", f"cuda-ptx-{scheme}", "--dtype", dtype, *words,
-        CAPSEDGE_PTX_ARCHITECTURE=str(architecture),
-    )  # fmt: skip
-    counted = re.search(r"^test: (\d+) ok", said, re.M)
-    assert counted, said[-500:]
-    assert int(counted[1]) > 100
+    counted(f"cuda-ptx-{scheme}", dtype, *words, CAPSEDGE_PTX_ARCHITECTURE=str(architecture))
+
+
+def counted(backend: str, dtype: str, *words: str, **variables: str) -> None:
+    """The conformance of a backend: more than a few cases run, and none fails."""
+    command = ("tests.conformance", "test", "--backend", backend, "--dtype", dtype, *words)
+    said = python(*command, **variables)
+    found = re.search(r"^test: (\d+) ok", said, re.M)
+    assert found, said[-500:]
+    assert int(found[1]) > 100
 
 
 @pytest.mark.thorough
