@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from capsedge.datasets.array_files import check_bytes
 from capsedge.errors import UsageError
 from capsedge.runtime.files.reading import file_size, open_regular_file
+from capsedge.spec import limits
 
 _HEADER, _VERSION = 128, b"\x00\x01IM"  # its last four bytes, little-endian
 _MATRIX, _PACKED = 14, 15
@@ -127,14 +128,12 @@ class _Content:
         Raises:
             _Damaged: there are fewer.
         """
-        target = bytearray(count)
-        at = 0
-        while at < count:
-            some = self._some(min(_MOST, count - at))
+        target = bytearray()  # grows with what there is, whatever the file claims
+        while len(target) < count:
+            some = self._some(min(_MOST, count - len(target)))
             if not some:
                 raise _Damaged("an array is incomplete")
-            target[at : at + len(some)] = some
-            at += len(some)
+            target += some
         return target
 
     def _some(self, most: int) -> bytes:
@@ -179,12 +178,14 @@ def _array(content: _Content, path: Path, stored: int) -> tuple[str, NDArray[np.
     name = content.element(_SMALL)[1].decode("latin-1")
     if name not in ("X", "y"):
         return name, None
-    if min(shape, default=0) < 0:
-        raise _Damaged(f"its array {name} has the shape {list(shape)}")
+    if min(shape, default=0) < 0 or len(shape) > limits.DIMENSIONS:
+        raise _Damaged(f"its array {name} has the shape {list(shape)[:8]}")
     most = check_bytes(path, shape, 8 if name == "y" else 1, stored if content.packed else None)
     kind, values = content.element(most)
     if kind not in _TYPES:
         raise _Damaged(f"its array {name} is of type {kind}")
+    if len(values) % np.dtype(_TYPES[kind]).itemsize:
+        raise _Damaged(f"its array {name} ends in a value")
     flat = np.frombuffer(values, _TYPES[kind])
     if flat.size != np.prod(shape, dtype=np.int64):
         raise _Damaged(f"its array {name} has {flat.size} values for {list(shape)}")

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.fuzz import option_values, readers, requests
+from tests.fuzz import option_values, papers_sets, readers, requests
 
 DIGITS = "9" * 400
 NESTED = "[" * 100_000
@@ -471,6 +471,14 @@ def tar() -> dict[str, bytes]:
         -(-len(whole) // 512) * 512, b"\0"
     )
     found["pax: 100 headers of 10,000 records"] = pax * 100 + end
+    # Python's tarfile takes 5 s for one of them before 3.10.15, 3.11.10 and 3.12.6 (CVE-2024-6232).
+    digits = b"60011 comment=" + b"1" * 59_996 + b"\n"
+    pax = header(b"x", b"%011o\0" % len(digits), b"x") + digits.ljust(
+        -(-len(digits) // 512) * 512, b"\0"
+    )
+    found["pax: 20 headers of 60,000 digits"] = (
+        pax + header(b"a.png", b"0" * 11 + b"\0")
+    ) * 20 + end
     sparse = bytearray(header(b"a.png", small, b"S"))
     sparse[482] = 1
     found["a sparse map without an end"] = (
@@ -675,7 +683,9 @@ def repository() -> dict[str, bytes]:
 
 
 HOSTILE: dict[str, Callable[[], dict[str, bytes]]] = {
-    "images": images, "npz": npz, "idx": idx, "cifar": cifar, "torch": torch, "state": state,
+    "images": images, "npz": npz, "idx": idx, "cifar": cifar,
+    "smallnorb": papers_sets.hostile_smallnorbs, "svhn": papers_sets.hostile_svhns,
+    "torch": torch, "state": state,
     "safetensors": safetensors, "weights": weights, "module": torch,
     "keras": keras, "key map": key_maps, "config": config, "onnx": onnx, "engine_metadata": engine_metadata,
     "metadata": metadata, "table": table, "repository": repository, "parquet": parquet, "tar": tar,

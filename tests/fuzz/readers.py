@@ -24,7 +24,7 @@ import numpy as np
 
 from capsedge.errors import CapsedgeError, ExitCode
 from capsedge.runtime.metadata import ModelMetadata, Outputs, Preprocessing
-from tests.fuzz import option_values, requests
+from tests.fuzz import option_values, papers_sets, requests
 
 PREP = Preprocessing(8, 8, 1)
 
@@ -659,6 +659,13 @@ READERS: dict[str, Reader] = {
     "idx": Reader(_read_idx, _idx, ("capsedge.datasets",)),
     "cifar": Reader(
         _read_cifar, _cifar, ("capsedge.datasets",),  # a fork unpickles, whose coverage is not seen
+    ),
+    "smallnorb": Reader(
+        lambda data: papers_sets.read_smallnorb(_folder(), data), papers_sets.smallnorbs,
+        ("capsedge.datasets",),
+    ),
+    "svhn": Reader(
+        lambda data: papers_sets.read_svhn(_folder(), data), papers_sets.svhns, ("capsedge.datasets",),
     ),
     "torch": Reader(
         _read_torch, _torch,

@@ -2,8 +2,9 @@
 
 Every member with the suffix of an image is an image; nothing else in an archive is read or decoded.
 
-Python's `tarfile` allocates whatever an extended header claims; here every size is checked first. Nothing is
-extracted: a member's name only identifies it, whatever path it contains.
+Python's `tarfile` allocates whatever an extended header claims, and many versions of it take seconds for a
+header of 64 KiB (docs/decisions/0006-own-readers.md). Here every size is checked first. Nothing is extracted:
+a member's name only identifies it, whatever path it contains.
 """
 
 from __future__ import annotations
