@@ -154,7 +154,11 @@ class Graph:
         """The nodes that use a value, each once, in order."""
         return [self.nodes[k] for k in self._users.get(name, ())]
 
-    def sources(self, position: int) -> list[int]:
+    def read_by(self, position: int) -> Sequence[str]:
+        """The values that a node reads, as by `reads`."""
+        return self._reads[position]
+
+    def needs(self, position: int) -> list[int]:
         """The positions of the nodes whose values a node reads, in order."""
         made = {self._producers.get(name) for name in self._reads[position]}
         return sorted(k for k in made if k is not None)
@@ -181,9 +185,11 @@ class Graph:
 # --- Changes in place ---
 
 
-def rewire(node: onnx.NodeProto, names: Mapping[str, str], outputs: bool = False) -> None:
-    """Let a node read other values, and with ``outputs`` produce its own under other names."""
-    for field in (node.input, node.output) if outputs else (node.input,):
+def rewire(
+    node: onnx.NodeProto, inputs: Mapping[str, str], outputs: Mapping[str, str] | None = None
+) -> None:
+    """Let a node read other values, and produce its own under other names; its subgraphs stay as they are."""
+    for field, names in ((node.input, inputs), (node.output, outputs or {})):
         for k, name in enumerate(field):
             if name in names:
                 field[k] = names[name]
@@ -201,7 +207,7 @@ def rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
             for entry in annotation.quant_parameter_tensor_names:
                 entry.value = names.get(entry.value, entry.value)
         for node in each.node:
-            rewire(node, names, outputs=True)
+            rewire(node, names, names)
 
 
 def value_names(graph: onnx.GraphProto) -> list[str]:
