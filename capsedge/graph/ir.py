@@ -1,4 +1,4 @@
-"""Who produces and who uses each value of an ONNX graph, subgraphs included.
+"""Who produces and who uses each value of an ONNX graph, the graphs inside nodes included.
 
 The nodes stay ONNX's own messages, since everything that runs, checks or infers a graph takes nothing else
 (decision 0012). No other file builds a map from values to nodes.
@@ -16,10 +16,10 @@ from onnx import numpy_helper
 
 Reads = Callable[[onnx.NodeProto], Iterable[str]]
 
-# --- Subgraphs: the bodies of If, Loop and Scan ---
+# --- Inner graphs: the bodies of If, Loop and Scan ---
 
 
-def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+def inner_graphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
     """The graphs inside a node."""
     for attribute in node.attribute:
         if attribute.HasField("g"):
@@ -27,16 +27,16 @@ def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
         yield from attribute.graphs
 
 
-def has_subgraphs(node: onnx.NodeProto) -> bool:
+def has_inner_graphs(node: onnx.NodeProto) -> bool:
     """Whether there is a graph inside a node."""
-    return next(subgraphs(node), None) is not None
+    return next(inner_graphs(node), None) is not None
 
 
 def all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
     """A graph and every graph inside its nodes, outer ones first."""
     yield graph
     for node in graph.node:
-        for inner in subgraphs(node):
+        for inner in inner_graphs(node):
             yield from all_graphs(inner)
 
 
@@ -44,14 +44,14 @@ def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
     """Nodes and those of every graph inside them, outer ones first."""
     for node in nodes:
         yield node
-        for inner in subgraphs(node):
+        for inner in inner_graphs(node):
             yield from all_nodes(inner.node)
 
 
 def captured_by(node: onnx.NodeProto) -> set[str]:
-    """The values of the enclosing graphs that a node's subgraphs read."""
+    """The values of the enclosing graphs that the graphs inside a node read."""
     captured: set[str] = set()
-    for graph in subgraphs(node):
+    for graph in inner_graphs(node):
         own = {i.name for i in graph.input} | {t.name for t in graph.initializer}
         read = {o.name for o in graph.output}
         for inner in graph.node:
@@ -63,7 +63,7 @@ def captured_by(node: onnx.NodeProto) -> set[str]:
 
 
 def reads(node: onnx.NodeProto) -> list[str]:
-    """The values that a node reads, each once: its inputs, then what its subgraphs read from outside."""
+    """The values that a node reads, each once: its inputs, then what the graphs inside it read."""
     names = [*node.input, *sorted(captured_by(node))]
     return [name for name in dict.fromkeys(names) if name]
 
@@ -129,7 +129,7 @@ class Graph:
 
     @cached_property
     def captured(self) -> set[str]:
-        """The values that subgraphs use."""
+        """The values that graphs inside nodes use."""
         return set().union(*map(captured_by, self.nodes))
 
     @property
@@ -188,7 +188,7 @@ class Graph:
 def rewire(
     node: onnx.NodeProto, inputs: Mapping[str, str], outputs: Mapping[str, str] | None = None
 ) -> None:
-    """Let a node read other values, and produce its own under other names; its subgraphs stay as they are."""
+    """Let a node read other values, and produce its own under other names; graphs inside stay as they are."""
     for field, names in ((node.input, inputs), (node.output, outputs or {})):
         for k, name in enumerate(field):
             if name in names:

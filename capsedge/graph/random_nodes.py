@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import onnx
 from onnx import numpy_helper
 
-from capsedge.graph.ir import Graph, reads, subgraphs
+from capsedge.graph.ir import Graph, inner_graphs, reads
 from capsedge.runtime.onnx_file.training_mode import (
     DROPOUT_DOMAINS,
     DROPOUTS,
@@ -69,7 +69,7 @@ def random_nodes(model: onnx.ModelProto) -> list[RandomNode]:
             if _draws(node, known):
                 name = node.name or next(filter(None, node.output), "")
                 found.append(RandomNode(name, node.op_type, next(filter(None, node.output), "")))
-            for inner in subgraphs(node):
+            for inner in inner_graphs(node):
                 walk(
                     inner.node,
                     [o.name for o in inner.output],

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import onnx
 
-from capsedge.graph.ir import Graph, has_subgraphs
+from capsedge.graph.ir import Graph, has_inner_graphs
 
 FOLDED = "/constant"  # suffix of the name of a computed tensor's value
 _PREFIX = "sizes/"  # prefix of the names of copies
@@ -47,7 +47,7 @@ class SizeNodes:
         waiting = [name]
         while waiting:
             k = self._graph.position(waiting.pop())
-            if k is None or has_subgraphs(self._graph.nodes[k]):
+            if k is None or has_inner_graphs(self._graph.nodes[k]):
                 return set()
             if k in found:
                 continue

@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from capsedge.graph.ir import Graph, has_subgraphs, rewire
+from capsedge.graph.ir import Graph, has_inner_graphs, rewire
 from capsedge.graph.proto import (
     attributes_of,
     constants_of,
@@ -99,7 +99,7 @@ def _always(body: onnx.GraphProto, constants: dict[str, np.ndarray]) -> bool:
 
 
 def _is_plain(body: onnx.GraphProto, count: int) -> bool:
-    plain = not any(map(has_subgraphs, body.node))
+    plain = not any(map(has_inner_graphs, body.node))
     return plain and count <= MOST_PASSES and count * len(body.node) <= MOST_NODES
 
 
