@@ -10,6 +10,7 @@ from onnx import TensorProto, helper
 
 from capsedge.calibration.layer_graph import LayerGraph, replace_graph
 from capsedge.calibration.quantizable_layers import KeptNode, is_sum
+from capsedge.graph.ir import has_inner_graphs
 from capsedge.graph.proto import initializer, opset_of, values_of
 from capsedge.spec.operators import DOMAIN
 
@@ -166,7 +167,7 @@ class _Emitter:
 
     def _follows(self, node: onnx.NodeProto) -> bool:
         """Whether a standard operator accepts FP16 in place of its FP32 inputs and then returns FP16."""
-        if node.domain not in ("", "ai.onnx") or any(a.HasField("g") for a in node.attribute):
+        if node.domain not in ("", "ai.onnx") or has_inner_graphs(node):
             return False
         try:
             schema = onnx.defs.get_schema(node.op_type, self.opset, "")

@@ -7,7 +7,6 @@ The nodes stay ONNX's own messages, since everything that runs, checks or infers
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 import onnx
@@ -74,7 +73,7 @@ def reads(node: onnx.NodeProto) -> list[str]:
 class Graph:
     """The nodes of a graph, with the producer and the users of each value.
 
-    It describes the nodes as they are when a question is first asked: make a new one after changing them.
+    It describes the nodes as they were when it was made: make a new one after changing them.
 
     Args:
         nodes: nodes of a graph or a function, in order.
@@ -95,27 +94,17 @@ class Graph:
         self.nodes = list(nodes)
         self.outputs = set(outputs)
         self.initializers = {t.name: t for t in initializers}
+        self._reads = [reads(node) for node in self.nodes]
+        self._producers = {o: k for k, node in enumerate(self.nodes) for o in node.output if o}
+        self._users: dict[str, list[int]] = {}
+        for k, names in enumerate(self._reads):
+            for name in names:
+                self._users.setdefault(name, []).append(k)
 
     @classmethod
     def of(cls, graph: onnx.GraphProto) -> Graph:
         """The graph of a model, or one inside a node."""
         return cls(graph.node, (o.name for o in graph.output), graph.initializer)
-
-    @cached_property
-    def _reads(self) -> list[list[str]]:
-        return [reads(node) for node in self.nodes]
-
-    @cached_property
-    def _producers(self) -> dict[str, int]:
-        return {name: k for k, node in enumerate(self.nodes) for name in node.output if name}
-
-    @cached_property
-    def _users(self) -> dict[str, list[int]]:
-        users: dict[str, list[int]] = {}
-        for k, names in enumerate(self._reads):
-            for name in names:
-                users.setdefault(name, []).append(k)
-        return users
 
     @property
     def produced(self) -> KeysView[str]:
@@ -127,7 +116,7 @@ class Graph:
         """The values that nodes use."""
         return self._users.keys()
 
-    @cached_property
+    @property
     def captured(self) -> set[str]:
         """The values that graphs inside nodes use."""
         return set().union(*map(captured_by, self.nodes))

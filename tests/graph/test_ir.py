@@ -70,6 +70,14 @@ def test_producers_and_users_see_into_subgraphs(model: onnx.ModelProto) -> None:
     assert graph.array("w").tolist() == [1, 1]
 
 
+def test_it_describes_the_nodes_as_they_were(model: onnx.ModelProto) -> None:
+    graph = Graph.of(model.graph)
+    rewire(model.graph.node[1], {"two": "x"}, {"four": "six"})
+    assert graph.position("four") == 1
+    assert [n.op_type for n in graph.users("two")] == ["Add", "If"]
+    assert Graph.of(model.graph).position("four") is None
+
+
 def test_what_a_value_is_computed_with(model: onnx.ModelProto) -> None:
     graph = Graph.of(model.graph)
     assert graph.before(["y"]) == [0, 4]
