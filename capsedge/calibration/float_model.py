@@ -17,6 +17,7 @@ import onnx
 from capsedge.calibration import accuracy as evaluate
 from capsedge.calibration import collect, fp16, int8_cpu, int8_qdq
 from capsedge.calibration.accuracy import Criterion, CriterionOutputs, Outcome
+from capsedge.calibration.layer_graph import LayerGraph
 from capsedge.calibration.quantizable_layers import (
     LEAST_ELEMENTS,
     KeptNode,
@@ -31,7 +32,7 @@ from capsedge.errors import ArtefactError, UnsupportedModelError, UsageError
 from capsedge.graph.check import checked
 from capsedge.graph.cleanup import to_normal_form
 from capsedge.graph.functions import attach_short_functions
-from capsedge.graph.proto import Graph, opset_of
+from capsedge.graph.proto import opset_of
 from capsedge.graph.target_runtimes import fit_to_runtime
 from capsedge.metrics import check_above_chance
 from capsedge.runtime.files import reading
@@ -94,7 +95,7 @@ class FloatModel:
         self._check_not_quantized()
         if self.metadata is None:
             self.model = to_normal_form(self.model)
-        self.graph = Graph(self.model)
+        self.graph = LayerGraph(self.model)
         self.layers, self.kept = find_layers(self.graph)
         if not self.layers:
             raise UnsupportedModelError(
@@ -367,7 +368,7 @@ class FloatModel:
         onnx.helper.set_model_props(model, properties)
 
 
-def _why_not_quantizable(graph: Graph, kept: list[KeptNode]) -> str:
+def _why_not_quantizable(graph: LayerGraph, kept: list[KeptNode]) -> str:
     if kept:
         return "; ".join(f"{k.node}: {k.numbers}" for k in kept[:5]) + "."
     weights = [t for t in graph.initializers.values() if math.prod(t.dims) >= LEAST_ELEMENTS]

@@ -8,8 +8,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
+from capsedge.calibration.layer_graph import LayerGraph, replace_graph
 from capsedge.calibration.quantizable_layers import KeptNode, is_sum
-from capsedge.graph.proto import Graph, initializer, opset_of, replace_graph, values_of
+from capsedge.graph.ir import has_inner_graphs
+from capsedge.graph.proto import initializer, opset_of, values_of
 from capsedge.spec.operators import DOMAIN
 
 LARGEST = 65504.0
@@ -57,7 +59,7 @@ def emit(model: onnx.ModelProto, limits: Limits) -> tuple[onnx.ModelProto, list[
 
 class _Emitter:
     def __init__(self, model: onnx.ModelProto, limits: Limits) -> None:
-        self.graph = Graph(model)
+        self.graph = LayerGraph(model)
         self.limits = limits
         self.opset = opset_of(model)
         known = values_of(model)
@@ -165,7 +167,7 @@ class _Emitter:
 
     def _follows(self, node: onnx.NodeProto) -> bool:
         """Whether a standard operator accepts FP16 in place of its FP32 inputs and then returns FP16."""
-        if node.domain not in ("", "ai.onnx") or any(a.HasField("g") for a in node.attribute):
+        if node.domain not in ("", "ai.onnx") or has_inner_graphs(node):
             return False
         try:
             schema = onnx.defs.get_schema(node.op_type, self.opset, "")

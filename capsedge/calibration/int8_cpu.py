@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from capsedge.calibration import quantizable_layers
+from capsedge.calibration.layer_graph import LayerGraph, replace_graph
 from capsedge.calibration.quantizable_layers import QuantizableLayer, weight_input
 from capsedge.calibration.ranges import CalibrationTable
-from capsedge.graph.proto import Graph, attributes_of, initializer, replace, replace_graph
+from capsedge.graph.proto import attributes_of, initializer, replace
 from capsedge.spec.operators import DOMAIN, OPERATORS
 
 INT4_OPSET = 21  # the first opset whose Cast takes INT4
@@ -48,7 +49,7 @@ class _Emitter:
         assignment: Assignment,
         table: CalibrationTable,
     ) -> None:
-        self.graph = Graph(model)
+        self.graph = LayerGraph(model)
         self.level = {u.weight: assignment.get(u.name, "fp32") for u in layers}
         self.kind = {u.weight: u.kind for u in layers}
         self.table = table
@@ -183,7 +184,7 @@ class _Emitter:
             made = helper.make_node("QLinearConv", inputs, [q], **geometry)
         self.nodes.append(made)
         self.in_8_bits[y] = q
-        users = graph.consumers.get(y, [])
+        users = graph.users(y)
         if y in graph.outputs or not all(self._is_8_bit_conv(user) for user in users):
             self.nodes.append(helper.make_node("DequantizeLinear", [q, y_scale, y_zero], [y]))
 
@@ -197,7 +198,7 @@ class _Emitter:
         it fit 32 bits, even in a channel whose weights are (nearly) zero.
         """
         least = np.full(self.graph.initializers[weight].dims[0], 1e-12)
-        for node in self.graph.consumers[weight]:
+        for node in self.graph.users(weight):
             if node.op_type == "Conv":
                 entry = self.table.entries[node.input[0]]
                 step, _ = activation_parameters(entry.low, entry.high)
@@ -238,7 +239,7 @@ class _Emitter:
         """Store a weight in few bits and compute with it in FP32."""
         name = node.input[index]
         restored = f"{name}_fp32"
-        if not any(restored in n.output for n in self.nodes):
+        if restored not in self.like:
             w = self.graph.array(name)
             self.like[restored] = (name, TensorProto.FLOAT)
             eight, _, scale = self._integers(name, _shared_axes(node, w.ndim), level)

@@ -12,15 +12,16 @@ import onnx
 from onnx import helper
 
 from capsedge.calibration import quantizable_layers
+from capsedge.calibration.layer_graph import LayerGraph, replace_graph
 from capsedge.calibration.quantizable_layers import KeptNode, QuantizableLayer
 from capsedge.calibration.ranges import CalibrationTable
-from capsedge.graph.proto import Graph, initializer, replace_graph
+from capsedge.graph.proto import initializer
 
 LEAST_CHANNELS = 16
 
 
 def placement(
-    graph: Graph, layers: list[QuantizableLayer], target: str = "tensorrt"
+    graph: LayerGraph, layers: list[QuantizableLayer], target: str = "tensorrt"
 ) -> tuple[list[QuantizableLayer], list[KeptNode]]:
     """The units that a runtime executes faster in INT8, and the reasons why the others stay in FP32.
 
@@ -60,7 +61,7 @@ def emit(
     The weight is stored in INT8, followed by a DequantizeLinear along axis 0. No node is inserted between a
     convolution and its ReLU: it would break their fusion.
     """
-    graph = Graph(model)
+    graph = LayerGraph(model)
     chosen = {u.weight for u in layers if assignment.get(u.name) == "int8" and u.kind == "conv"}
     nodes: list[onnx.NodeProto] = []
     more: dict[str, onnx.TensorProto] = {}
@@ -83,14 +84,14 @@ def emit(
                 helper.make_node("QuantizeLinear", [x, f"{x}_scale", zero], [q]),
                 helper.make_node("DequantizeLinear", [q, f"{x}_scale", zero], [dequantized[x]]),
             ]
-        integers, steps = quantizable_layers.quantize(graph.array(w), (1, 2, 3))
-        # TensorRT requires positive scales; a channel of zeros is zero with any scale.
-        steps = np.where(steps > 0, steps, np.float32(1)).reshape(-1)
-        zeros = f"{w}_zero_point"  # not shared: ONNX Runtime replaces it on x86 without VNNI
-        more[f"{w}_int8"] = initializer(f"{w}_int8", integers)
-        more[f"{w}_scale"] = initializer(f"{w}_scale", steps.astype(np.float32))
-        more[zeros] = initializer(zeros, np.zeros(len(steps), np.int8))
-        if not any(f"{w}_dequantized" in n.output for n in nodes):
+        if f"{w}_int8" not in more:
+            integers, steps = quantizable_layers.quantize(graph.array(w), (1, 2, 3))
+            # TensorRT requires positive scales; a channel of zeros is zero with any scale.
+            steps = np.where(steps > 0, steps, np.float32(1)).reshape(-1)
+            zeros = f"{w}_zero_point"  # not shared: ONNX Runtime replaces it on x86 without VNNI
+            more[f"{w}_int8"] = initializer(f"{w}_int8", integers)
+            more[f"{w}_scale"] = initializer(f"{w}_scale", steps.astype(np.float32))
+            more[zeros] = initializer(zeros, np.zeros(len(steps), np.int8))
             nodes.append(
                 helper.make_node(
                     "DequantizeLinear",

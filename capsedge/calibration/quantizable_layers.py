@@ -12,7 +12,9 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 
-from capsedge.graph.proto import Graph, attributes_of, values_of
+from capsedge.calibration.layer_graph import LayerGraph
+from capsedge.graph.ir import Graph, inner_graphs
+from capsedge.graph.proto import attributes_of, values_of
 from capsedge.spec import limits
 from capsedge.spec.operators import DOMAIN, OPERATORS
 
@@ -69,7 +71,7 @@ def weight_input(node: onnx.NodeProto) -> int | None:
     return spec.weight if spec is not None and spec.int8 else None
 
 
-def float_weight(graph: Graph, node: onnx.NodeProto, index: int) -> str | None:
+def float_weight(graph: LayerGraph, node: onnx.NodeProto, index: int) -> str | None:
     """The FP32 initializer at an index of a node's inputs."""
     if len(node.input) <= index:
         return None
@@ -77,7 +79,7 @@ def float_weight(graph: Graph, node: onnx.NodeProto, index: int) -> str | None:
     return tensor.name if tensor is not None and tensor.data_type == TensorProto.FLOAT else None
 
 
-def is_sum(graph: Graph, node: onnx.NodeProto) -> bool:
+def is_sum(graph: LayerGraph, node: onnx.NodeProto) -> bool:
     """Whether a product is a sum: by a constant vector of equal numbers, as the exporter writes it."""
     if node.op_type != "MatMul" or node.domain:
         return False
@@ -90,7 +92,7 @@ def is_sum(graph: Graph, node: onnx.NodeProto) -> bool:
     return False
 
 
-def is_table(graph: Graph, name: str) -> bool:
+def is_table(graph: LayerGraph, name: str) -> bool:
     """Whether an initializer ``[rows, size]`` is only looked up, row by row."""
     return len(graph.initializers[name].dims) == 2 and all(
         user.op_type == "Gather"
@@ -98,11 +100,11 @@ def is_table(graph: Graph, name: str) -> bool:
         and user.input[0] == name
         and attributes_of(user).get("axis", 0) == 0
         and user.input[1] not in graph.initializers
-        for user in graph.consumers[name]
+        for user in graph.users(name)
     )
 
 
-def conv_problem(graph: Graph, node: onnx.NodeProto) -> str:
+def conv_problem(graph: LayerGraph, node: onnx.NodeProto) -> str:
     """Why a convolution cannot run in 8 bits; empty if it can."""
     if float_weight(graph, node, 1) is None:
         return "its weight is not an FP32 constant"
@@ -121,7 +123,7 @@ def conv_problem(graph: Graph, node: onnx.NodeProto) -> str:
     return ""
 
 
-def find_layers(graph: Graph) -> tuple[list[QuantizableLayer], list[KeptNode]]:
+def find_layers(graph: LayerGraph) -> tuple[list[QuantizableLayer], list[KeptNode]]:
     """The layers that can be quantized, in the graph's order, and the weights that cannot."""
     kinds: dict[str, str] = {}
     kept: list[KeptNode] = []
@@ -160,19 +162,17 @@ def find_layers(graph: Graph) -> tuple[list[QuantizableLayer], list[KeptNode]]:
 def _inside(node: onnx.NodeProto) -> list[KeptNode]:
     """The layers in the subgraphs of a node."""
     found = []
-    for attribute in node.attribute:
-        for graph in ([attribute.g] if attribute.HasField("g") else []) + list(attribute.graphs):
-            for inner in graph.node:
-                if inner.domain == "" and inner.op_type in _STANDARD:
-                    numbers = f"inside a {node.op_type}"
-                    found.append(
-                        KeptNode(inner.name or inner.output[0], inner.op_type, "subgraph", numbers)
-                    )
-                found += _inside(inner)
+    for graph in inner_graphs(node):
+        for inner in graph.node:
+            if inner.domain == "" and inner.op_type in _STANDARD:
+                numbers = f"inside a {node.op_type}"
+                name = inner.name or inner.output[0]
+                found.append(KeptNode(name, inner.op_type, "subgraph", numbers))
+            found += _inside(inner)
     return found
 
 
-def calibrated_tensors(graph: Graph, layers: Iterable[QuantizableLayer]) -> list[str]:
+def calibrated_tensors(graph: LayerGraph, layers: Iterable[QuantizableLayer]) -> list[str]:
     """The activations whose range the convolutions need: inputs and results."""
     wanted: dict[str, None] = {}
     weights = {u.weight for u in layers if u.kind == "conv"}
@@ -185,8 +185,7 @@ def calibrated_tensors(graph: Graph, layers: Iterable[QuantizableLayer]) -> list
 
 def float_tensors(model: onnx.ModelProto) -> list[str]:
     """Inputs and node outputs of the graph that are FP32."""
-    graph = model.graph
-    made = {o for n in graph.node for o in n.output} | {i.name for i in graph.input}
+    made = Graph.of(model.graph).produced | {i.name for i in model.graph.input}
     return [
         name
         for name, v in values_of(model).items()

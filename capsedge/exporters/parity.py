@@ -18,6 +18,7 @@ from capsedge.exporters.flat_module import run_fp64, to_fp64
 from capsedge.exporters.longest import resized
 from capsedge.exporters.subject import Subject
 from capsedge.graph import Rewrites
+from capsedge.graph.ir import Graph
 from capsedge.models.user_code import first_line, line_of, node_lines
 from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime
 from capsedge.runtime.routing_trace import PREFIX
@@ -316,18 +317,20 @@ def _first_node(
     recorded = _Recorder(program.module())
     with torch.no_grad():
         recorded.run(*tensors)
-    made = {o for n in model.graph.node for o in n.output}
-    have = {o.name for o in model.graph.output}
-    names = [n for n in recorded.values if n in made]
-    model.graph.output.extend(onnx.ValueInfoProto(name=n) for n in names if n not in have)
+    graph = Graph.of(model.graph)
+    names = [n for n in recorded.values if n in graph.produced]
+    wanted = (n for n in names if n not in graph.outputs)
+    model.graph.output.extend(onnx.ValueInfoProto(name=n) for n in wanted)
     session = session_of(model)
     feeds = {i.name: t.numpy() for i, t in zip(session.get_inputs(), tensors, strict=True)}
     found = session.run(names, feeds)
     for name, array in zip(names, found, strict=True):
-        wanted, line = recorded.values[name]
-        if _differs(array, wanted, tolerance):
-            maker = next(n for n in model.graph.node if name in n.output)
-            return f"First to differ: '{name}' ({maker.op_type})" + (f", {line}." if line else ".")
+        expected, line = recorded.values[name]
+        if _differs(array, expected, tolerance):
+            producer = graph.producer(name)
+            assert producer is not None
+            kind = producer.op_type
+            return f"First to differ: '{name}' ({kind})" + (f", {line}." if line else ".")
     return "No node differs by itself: rounding grows on the way."
 
 

@@ -10,6 +10,7 @@ import onnx
 import torch
 
 from capsedge.errors import CapsedgeError, UnsupportedModelError
+from capsedge.graph.ir import Graph
 from capsedge.graph.passes import is_foreign
 from capsedge.models.user_code import first_line, line_of, node_lines
 
@@ -65,6 +66,6 @@ def _lines(why: str, made: list[tuple[onnx.ModelProto, torch.export.ExportedProg
     if failed is None or not made:
         return []
     model, program = made[-1]
-    outputs = {o for n in model.graph.node if n.name == failed["name"] for o in n.output}
+    outputs = Graph(n for n in model.graph.node if n.name == failed["name"]).produced
     found = (next(node_lines(n), "") for n in program.graph.nodes if n.name in outputs)
     return [line for line in found if line]

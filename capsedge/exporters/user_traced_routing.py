@@ -13,7 +13,6 @@ import numpy as np
 import onnx
 import torch
 from numpy.typing import NDArray
-from onnx import numpy_helper
 from torch import Tensor, nn
 
 from capsedge.errors import CapsedgeError, UnsupportedModelError
@@ -23,10 +22,10 @@ from capsedge.graph import Rewrites
 from capsedge.graph.cleanup import remove_unused_tensors
 from capsedge.graph.functions import attach_functions
 from capsedge.graph.fusion import FusionReport
+from capsedge.graph.ir import Graph, reads
 from capsedge.graph.proto import (
     UnknownShapeError,
     attributes_of,
-    captured_by,
     copy_of,
     operator_nodes,
     shapes_of,
@@ -105,24 +104,20 @@ class _Part:
     def __init__(self, model: onnx.ModelProto, tensor: str) -> None:
         self.model, self.tensor = model, tensor
         shapes = shapes_of(model)
-        made = {o: node for node in model.graph.node for o in node.output}
+        graph = Graph.of(model.graph)
         self.maps: dict[str, tuple[tuple[int, ...], tuple[int, int]]] = {}
-        inside: set[int] = set()
-        rest, seen = [tensor], {tensor}
-        while rest:
-            name = rest.pop()
-            node = made.get(name)
-            if node is None:  # an input of the graph, or a constant
-                continue
-            found = _map_of(node, name, shapes) if name != tensor else None
-            if found is not None:
-                self.maps[name] = found
-                continue
-            inside.add(id(node))
-            read = {*node.input, *captured_by(node)} - {"", *seen}
-            seen |= read
-            rest += read
-        self.nodes = [node for node in model.graph.node if id(node) in inside]
+
+        def read_inside(node: onnx.NodeProto) -> list[str]:
+            """What a node reads except maps, which are noted."""
+            names = reads(node)
+            for name in names:
+                producer = graph.producer(name)  # None for an input of the graph, or a constant
+                found = None if producer is None else _map_of(producer, name, shapes)
+                if found is not None:
+                    self.maps[name] = found
+            return [name for name in names if name not in self.maps]
+
+        self.nodes = [graph.nodes[k] for k in graph.before([tensor], read_inside)]
         grids = {tuple(sizes[a - 1] for a in axes) for sizes, axes in self.maps.values()}
         self.grid: tuple[int, int] | None = None
         if len(grids) == 1:
@@ -240,17 +235,14 @@ class _Inputs:
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self.nodes = [copy.deepcopy(node) for node in _routing_nodes(model)]  # the graph changes
-        graph = model.graph
-        self.constants = {
-            t.name: numpy_helper.to_array(t)
-            for t in graph.initializer
-            if any(t.name in node.input for node in self.nodes)
-        }
-        self.graph_inputs = [i.name for i in graph.input]
-        read = dict.fromkeys(i for node in self.nodes for i in node.input)
-        self.read = [n for n in read if n not in self.constants and n not in self.graph_inputs]
+        routing = Graph(self.nodes, (), model.graph.initializer)
+        stored = [name for name in routing.initializers if name in routing.used]
+        self.constants = {name: routing.array(name) for name in stored}
+        self.graph_inputs = [i.name for i in model.graph.input]
+        known = self.constants.keys() | self.graph_inputs
+        self.read = [name for name in routing.used if name not in known]
         runnable = copy_of(model)
-        shown = {o.name for o in graph.output}
+        shown = {o.name for o in model.graph.output}
         runnable.graph.output.extend(
             onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None)
             for name in self.read

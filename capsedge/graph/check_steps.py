@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -16,6 +16,7 @@ from capsedge.errors import ArtefactError, UnsupportedModelError
 from capsedge.graph import proto
 from capsedge.graph.check_operators import operator_problem
 from capsedge.graph.functions import attach_functions
+from capsedge.graph.ir import Graph, inner_graphs, reads
 from capsedge.graph.random_nodes import refuse_random
 from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime
 from capsedge.runtime.backends.onnxruntime_session import keep_to_itself
@@ -95,7 +96,7 @@ def _sort(model: onnx.ModelProto, name: str) -> bool:
     given = {v.name for v in graph.input} | {t.name for t in graph.initializer}
     given |= {t.values.name for t in graph.sparse_initializer}
     moved = _sort_nodes(graph.node, given, name)
-    known = given | {o for node in graph.node for o in node.output}
+    known = given | Graph.of(graph).produced
     for output in graph.output:
         if output.name not in known:
             _refuse(
@@ -110,8 +111,8 @@ def _sort_nodes(nodes: Iterable[onnx.NodeProto], given: set[str], name: str) -> 
     field, nodes = nodes, list(nodes)
     made = [set(filter(None, node.output)) for node in nodes]
     known = given.union(*made)
-    reads = [{i for i in (*node.input, *proto.captured_by(node)) if i} for node in nodes]
-    for node, names in zip(nodes, reads, strict=True):
+    read = [set(reads(node)) for node in nodes]
+    for node, names in zip(nodes, read, strict=True):
         unknown = sorted(names - known)
         if unknown:
             _refuse(
@@ -119,12 +120,12 @@ def _sort_nodes(nodes: Iterable[onnx.NodeProto], given: set[str], name: str) -> 
                 f"The node {_label(node)} reads '{printable(unknown[0])}', which nothing computes.",
             )
     try:
-        order = sorted_nodes(reads, made)
+        order = sorted_nodes(read, made)
     except Cyclic as error:
         _refuse(name, f"The node {_label(nodes[error.nodes[0]])} waits for its own result.")
     moved = order != list(range(len(nodes)))
     for node in nodes:
-        for graph in _graphs_in(node):
+        for graph in inner_graphs(node):
             own = {v.name for v in graph.input} | {t.name for t in graph.initializer}
             moved |= _sort_nodes(graph.node, known | own, name)
     if moved:
@@ -137,13 +138,6 @@ def _copied(node: onnx.NodeProto) -> onnx.NodeProto:
     copy = onnx.NodeProto()
     copy.CopyFrom(node)
     return copy
-
-
-def _graphs_in(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    for attribute in node.attribute:
-        if attribute.HasField("g"):
-            yield attribute.g
-        yield from attribute.graphs
 
 
 def _label(node: onnx.NodeProto) -> str:
@@ -172,7 +166,7 @@ def _check_functions(model: onnx.ModelProto, name: str) -> None:
             if key in functions and key not in counts:
                 counts[key] = count(functions[key].node, (*outer, key))
             total += counts.get(key, 1)
-            total += sum(count(graph.node, outer) for graph in _graphs_in(node))
+            total += sum(count(graph.node, outer) for graph in inner_graphs(node))
         return total
 
     found = count(model.graph.node, ())
@@ -192,7 +186,7 @@ def _check_tensors(model: onnx.ModelProto, name: str) -> None:
         node = nodes.pop()
         for attribute in node.attribute:
             tensors += [attribute.t] if attribute.HasField("t") else attribute.tensors
-        for graph in _graphs_in(node):
+        for graph in inner_graphs(node):
             tensors += graph.initializer
             nodes += graph.node
     for tensor in tensors:
@@ -260,7 +254,7 @@ def _name_nodes(graph: onnx.GraphProto) -> None:
     """Name nodes after what they compute, so that every message names its node."""
     for node in graph.node:
         node.name = node.name or next(filter(None, node.output), "")
-        for inner in _graphs_in(node):
+        for inner in inner_graphs(node):
             _name_nodes(inner)
 
 
@@ -354,16 +348,15 @@ def _compare(model: onnx.ModelProto, name: str, bounds: Bounds, stored: set[str]
     sizes = _sizes(graph, name)
     weights = sum(math.prod(t.dims) for t in graph.initializer)
     weights += sum(sizes.get(value, 0) for value in stored)  # those that became inputs
-    nodes = {o: node for node in graph.node for o in node.output}
     for value, size in sizes.items():
         if size > bounds.values and value not in stored:
-            raise _too_large(name, nodes.get(value), value, size, bounds)
+            raise _too_large(name, Graph.of(graph).producer(value), value, size, bounds)
         total += size if value not in stored else 0
     for node in graph.node:
-        if all(i in constant for i in (*node.input, *proto.captured_by(node)) if i):
+        if constant.issuperset(reads(node)):
             constant |= set(node.output)
             fixed += sum(sizes.get(o, 0) for o in node.output)
-        for inner in _graphs_in(node):
+        for inner in inner_graphs(node):
             part = onnx.shape_inference.infer_shapes(_alone(model, inner), data_prop=True)
             _compare(part, name, bounds, stored)
     arranged = bounds.values + limits.CONSTANT_STEPS * weights

@@ -17,6 +17,7 @@ from onnxscript import optimizer, rewriter
 from onnxscript.rewriter.rules import common as rules
 
 from capsedge.errors import UnsupportedModelError
+from capsedge.graph.ir import Graph
 from capsedge.graph.proto import constants_of, copy_of, replace
 from capsedge.spec.operators import DOMAIN
 
@@ -80,47 +81,27 @@ def simplify(model: onnx.ModelProto) -> onnx.ModelProto:
 # --- Dead nodes, unused tensors, constant fills, traces of the machine ---
 
 
-def captured(graph: onnx.GraphProto) -> set[str]:
-    """The tensors that graphs inside nodes (If, Loop) may use."""
-    inner = [
-        each
-        for node in graph.node
-        for a in node.attribute
-        for each in ([a.g] if a.HasField("g") else a.graphs)
-    ]
-    names = {i for g in inner for n in g.node for i in n.input} | {
-        o.name for g in inner for o in g.output
-    }
-    return names.union(*(captured(g) for g in inner))
-
-
 def remove_dead_nodes(model: onnx.ModelProto, keep_domain: str | None = None) -> int:
     """Remove the nodes and initializers that do not affect any output; returns the number of nodes.
 
     Args:
         keep_domain: nodes of this domain, and what they need, are kept although they do not affect an output.
     """
-    graph = model.graph
-    live = {o.name for o in graph.output} | captured(graph)
-    kept = []
-    for node in reversed(graph.node):
-        if node.domain == keep_domain or any(o in live for o in node.output):
-            kept.append(node)
-            live.update(node.input)
-    removed = len(graph.node) - len(kept)
-    replace(graph.node, reversed(kept))
+    graph = Graph.of(model.graph)
+    kept_anyway = [o for n in graph.nodes if n.domain == keep_domain for o in n.output]
+    live = graph.before([*graph.outputs, *kept_anyway])
+    replace(model.graph.node, [graph.nodes[k] for k in live])
     remove_unused_tensors(model)
-    return removed
+    return len(graph.nodes) - len(live)
 
 
 def remove_unused_tensors(model: onnx.ModelProto) -> None:
     """Remove the initializers and value descriptions that no node uses."""
-    graph = model.graph
-    used = {i for n in graph.node for i in n.input} | {o.name for o in graph.output}
-    used |= captured(graph)
-    made = {o for n in graph.node for o in n.output}
-    replace(graph.initializer, [t for t in graph.initializer if t.name in used])
-    replace(graph.value_info, [v for v in graph.value_info if v.name in used and v.name in made])
+    graph = Graph.of(model.graph)
+    used = graph.needed
+    replace(model.graph.initializer, [t for t in model.graph.initializer if t.name in used])
+    described = [v for v in model.graph.value_info if v.name in used and v.name in graph.produced]
+    replace(model.graph.value_info, described)
 
 
 def fold_fills(model: onnx.ModelProto) -> None:

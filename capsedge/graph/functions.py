@@ -10,6 +10,7 @@ from onnx import helper, inliner
 from capsedge.graph import Rewrites
 from capsedge.graph.bodies import Shape, function_body
 from capsedge.graph.cleanup import remove_dead_nodes, simplify
+from capsedge.graph.ir import Graph
 from capsedge.graph.proto import (
     attributes_of,
     detach_functions,
@@ -77,14 +78,16 @@ def attach_short_functions(model: onnx.ModelProto, bodies: bool = True) -> None:
     attach_functions(model)
     opset = opset_of(model)
     # TensorRT before 10.8 confuses a formal input with a tensor of the same name outside.
-    taken = {t for n in model.graph.node for t in (*n.input, *n.output)}
+    whole = Graph.of(model.graph)
+    taken = whole.used | whole.produced
     for function in model.functions:
         if function.domain == DOMAIN:
             _shorten(function, taken)
             for item in function.opset_import:
                 if item.domain == "":
                     item.version = opset
-    touched = {t for n in operator_nodes(model) for t in (*n.input, *n.output)}
+    operators = Graph(operator_nodes(model))
+    touched = operators.used | operators.produced
     kept = [v for v in model.graph.value_info if v.name in touched]
     del model.graph.value_info[:]
     onnx.checker.check_model(model, full_check=True)

@@ -6,7 +6,7 @@ an array that the original graph computes from sizes alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,9 +14,10 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from capsedge.graph.proto import copy_of, initializer, operator_nodes, replace
+from capsedge.graph.ir import Graph
+from capsedge.graph.proto import copy_of, initializer, replace
 from capsedge.graph.size_nodes import SizeNodes
-from capsedge.spec.operators import OPERATORS, operator_of
+from capsedge.spec.operators import DOMAIN, OPERATORS, operator_of
 
 Integers = NDArray[np.int64]
 
@@ -67,14 +68,14 @@ def merge(
     model, other = (_constants_stored(copy_of(m)) for m in (small, large))
     if len(model.graph.node) != len(other.graph.node):
         raise GraphsDiffer(f"the number of nodes depends on {free.name}")
-    stored = {t.name: t for t in other.graph.initializer}
-    twins = _twins(model, other, free)
-    if twins.keys() != {t.name for t in model.graph.initializer} or len(twins) != len(stored):
+    graph, stored = Graph.of(model.graph), Graph.of(other.graph).initializers
+    twins = _twins(graph, stored, other.graph.node, free)
+    if twins.keys() != graph.initializers.keys() or len(twins) != len(stored):
         raise GraphsDiffer(f"the constants depend on {free.name}")
     made = _Computed(free, free.source or model.graph.input[0].name)
     arrays = None if original is None else SizeNodes(original)
     kept: list[onnx.TensorProto] = []
-    for tensor in model.graph.initializer:
+    for tensor in graph.initializers.values():
         a, b = (numpy_helper.to_array(t) for t in (tensor, stored[twins[tensor.name]]))
         if (
             a.dtype == b.dtype
@@ -83,13 +84,13 @@ def merge(
         ):
             kept.append(tensor)
             continue
-        if a.shape != b.shape and _is_prior(model, tensor.name) and _same_rows(a, b):
+        if a.shape != b.shape and _is_prior(graph, tensor.name) and _same_rows(a, b):
             kept.append(initializer(tensor.name, a[:1]))
             continue
         if a.shape != b.shape and arrays is not None and arrays.add(tensor.name):
             continue
         times, plus = _line(tensor.name, a, b, free)
-        if times.ndim == 1 and _one(times, plus) and _only_reshapes(model, tensor.name):
+        if times.ndim == 1 and _one(times, plus) and _only_reshapes(graph, tensor.name):
             kept.append(initializer(tensor.name, np.where(times != 0, -1, a)))
             continue
         made.add(tensor.name, times, plus)
@@ -128,27 +129,32 @@ def _name(mine: onnx.ValueInfoProto, its: onnx.ValueInfoProto, free: FreeAxis) -
                 d.dim_param = free.name
 
 
-def _twins(model: onnx.ModelProto, other: onnx.ModelProto, free: FreeAxis) -> dict[str, str]:
+def _twins(
+    graph: Graph,
+    stored: Container[str],
+    others: Iterable[onnx.NodeProto],
+    free: FreeAxis,
+) -> dict[str, str]:
     """Map every constant to its name in the other graph; names may contain the size.
+
+    Args:
+        stored: the constants of the other graph.
+        others: its nodes.
 
     Raises:
         GraphsDiffer: the nodes are not the same.
     """
-    mine, theirs = ({t.name for t in m.graph.initializer} for m in (model, other))
-    twins: dict[str, str] = {name: name for name in mine & theirs if not _read(model, name)}
-    for a, b in zip(model.graph.node, other.graph.node, strict=True):
+    mine = graph.initializers
+    twins = {name: name for name in mine if name in stored and name not in graph.used}
+    for a, b in zip(graph.nodes, others, strict=True):
         if _key(a) != _key(b) or len(a.input) != len(b.input):
             raise GraphsDiffer(f"{a.op_type} {a.name} depends on {free.name}")
         for x, y in zip(a.input, b.input, strict=True):
-            if (x in mine) != (y in theirs) or (x not in mine and x != y):
+            if (x in mine) != (y in stored) or (x not in mine and x != y):
                 raise GraphsDiffer(f"{a.op_type} {a.name} depends on {free.name}")
             if x in mine and twins.setdefault(x, y) != y:
                 raise GraphsDiffer(f"the constant {x} depends on {free.name}")
     return twins
-
-
-def _read(model: onnx.ModelProto, name: str) -> bool:
-    return any(name in node.input for node in model.graph.node)
 
 
 def _values(model: onnx.ModelProto) -> Iterator[onnx.ValueInfoProto]:
@@ -178,16 +184,15 @@ def _key(node: onnx.NodeProto) -> tuple[object, ...]:
     return node.op_type, node.domain, tuple(node.output), attributes
 
 
-def _is_prior(model: onnx.ModelProto, name: str) -> bool:
+def _is_prior(graph: Graph, name: str) -> bool:
     """Whether a constant is only used as start logits of routing, for which one row represents all."""
-    nodes = operator_nodes(model)
-    for node in model.graph.node:
-        for k, read in enumerate(node.input):
-            if read != name:
-                continue
-            names = OPERATORS[operator_of(node.op_type)].input_names if node in nodes else ()
-            if k >= len(names) or names[k] != "log_prior":
-                return False
+    for node in graph.users(name):
+        if node.domain != DOMAIN:
+            return False
+        names = OPERATORS[operator_of(node.op_type)].input_names
+        used_as = dict(zip(names, node.input, strict=False))
+        if [role for role, read in used_as.items() if read == name] != ["log_prior"]:
+            return False
     return True
 
 
@@ -214,25 +219,26 @@ def _one(times: Integers, plus: Integers) -> bool:
     return bool(one and not plus[times != 0].any() and (plus >= 0).all())
 
 
-def _only_reshapes(model: onnx.ModelProto, name: str) -> bool:
+def _only_reshapes(graph: Graph, name: str) -> bool:
     """Whether a shape, or a part to be concatenated with known sizes, is used only by Reshapes."""
-    uses = [n for n in model.graph.node if name in n.input]
-    stored = {
-        t.name: numpy_helper.to_array(t)
-        for t in model.graph.initializer
-        if t.data_type == TensorProto.INT64
-    }
-    for node in uses:
+    for node in graph.users(name):
         if node.op_type == "Concat":
             others = [i for i in node.input if i != name]
-            known = all(i in stored and (stored[i] > 0).all() for i in others)
+            known = all(_is_positive(graph, i) for i in others)
             if not known or len(others) + 1 != len(node.input):
                 return False
-            if not _only_reshapes(model, node.output[0]):
+            if not _only_reshapes(graph, node.output[0]):
                 return False
         elif node.op_type != "Reshape" or node.input[1] != name:
             return False
     return True
+
+
+def _is_positive(graph: Graph, name: str) -> bool:
+    """Whether a value is a stored shape without 0 or -1."""
+    stored = graph.initializers.get(name)
+    whole = stored is not None and stored.data_type == TensorProto.INT64
+    return whole and bool((graph.array(name) > 0).all())
 
 
 @dataclass

@@ -20,6 +20,7 @@ from capsedge.graph.functions import attach_functions, expand, inline, inline_fu
 from capsedge.graph.fusion import FusionReport
 from capsedge.graph.fusion.execution import first_line
 from capsedge.graph.fusion.optimize_graph import optimize_model
+from capsedge.graph.ir import Graph
 from capsedge.graph.portable import use_portable_forms
 from capsedge.graph.proto import (
     UnknownShapeError,
@@ -145,7 +146,7 @@ def _in_our_domain(model: onnx.ModelProto, rewrites: Rewrites, *, traced: bool) 
     strip_notes(model)
     fold_fills(model)
     shapes = shapes_of(model)
-    read = {i for n in model.graph.node for i in n.input} | {o.name for o in model.graph.output}
+    read = Graph.of(model.graph).needed
     expanded = 0
     try:
         for node in operator_nodes(model, TORCH_DOMAIN):

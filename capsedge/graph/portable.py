@@ -18,7 +18,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from capsedge.graph.bodies import Shape
-from capsedge.graph.cleanup import captured, remove_dead_nodes
+from capsedge.graph.cleanup import remove_dead_nodes
+from capsedge.graph.ir import Graph, rewire
 from capsedge.graph.proto import constants_of, inferred, replace, shapes_of
 from capsedge.spec.operators import DOMAIN
 
@@ -41,14 +42,14 @@ def merge_views(model: onnx.ModelProto) -> dict[str, str]:
     constants = constants_of(model)
     complete = inferred(model)
     shapes = shapes_of(complete)
-    kept = {o.name for o in graph.output} | captured(graph)
+    before = Graph.of(graph)
+    kept = before.outputs | before.captured
     origin: dict[str, str] = {}
     same: dict[str, str] = {}  # a tensor -> the equal tensor used instead
     known: dict[tuple[str, tuple[int, ...]], str] = {}  # (origin, target) -> the first view of them
-    targets = _Targets(graph)
+    targets = _Targets(before)
     for node in graph.node:
-        for k, name in enumerate(node.input):
-            node.input[k] = same.get(name, name)
+        rewire(node, same)
         if not _is_view(node, shapes, constants):
             continue
         y = node.output[0]
@@ -67,7 +68,7 @@ def merge_views(model: onnx.ModelProto) -> dict[str, str]:
         origin[y] = x
         made = helper.make_node("Reshape", [x, targets.name(target)], [y], name=node.name)
         node.CopyFrom(made)
-    targets.store()
+    graph.initializer.extend(targets.new())
     described = {v.name for v in graph.value_info}
     graph.value_info.extend(
         v for v in complete.graph.value_info if v.name in same.values() and v.name not in described
@@ -79,11 +80,10 @@ def merge_views(model: onnx.ModelProto) -> dict[str, str]:
 class _Targets:
     """The constant targets of Reshapes, each stored once."""
 
-    def __init__(self, graph: onnx.GraphProto) -> None:
-        self.graph = graph
+    def __init__(self, graph: Graph) -> None:
         self.names: dict[tuple[int, ...], str] = {}
-        self.used = {i for n in graph.node for i in (*n.input, *n.output)}
-        self.old = {t.name: t for t in graph.initializer}
+        self.used = graph.used | graph.produced
+        self.old = graph.initializers
 
     def name(self, target: tuple[int, ...]) -> str:
         if target not in self.names:
@@ -97,12 +97,13 @@ class _Targets:
         tensor = self.old.get(name)
         return tensor is not None and numpy_helper.to_array(tensor).tolist() == list(target)
 
-    def store(self) -> None:
-        self.graph.initializer.extend(
+    def new(self) -> list[onnx.TensorProto]:
+        """Those that the graph does not store yet."""
+        return [
             numpy_helper.from_array(np.array(target, np.int64), name)
             for target, name in self.names.items()
             if name not in self.old
-        )
+        ]
 
 
 def _is_view(
@@ -170,21 +171,15 @@ def use_portable_forms(model: onnx.ModelProto) -> None:
 def _describe(model: onnx.ModelProto) -> None:
     """State the type and shape of new values, which forecasts read from the file."""
     described = {v.name for v in (*model.graph.value_info, *model.graph.output)}
-    made = {o for n in model.graph.node for o in n.output}
-    model.graph.value_info.extend(
-        v for v in inferred(model).graph.value_info if v.name in made and v.name not in described
-    )
+    missing = Graph.of(model.graph).produced - described
+    model.graph.value_info.extend(v for v in inferred(model).graph.value_info if v.name in missing)
 
 
 def _square_origins(model: onnx.ModelProto, origin: dict[str, str]) -> bool:
     """Make sums of squares read the tensor behind the view, and reshape the sums instead."""
     graph = model.graph
     shapes = shapes_of(inferred(model))
-    users: dict[str, list[onnx.NodeProto]] = {}
-    for node in graph.node:
-        for name in set(node.input):
-            users.setdefault(name, []).append(node)
-    outputs = {o.name for o in graph.output}
+    before = Graph.of(graph)
     nodes: list[onnx.NodeProto] = []
     changed: set[str] = set()
     pending: dict[str, tuple[int, ...]] = {}
@@ -200,9 +195,9 @@ def _square_origins(model: onnx.ModelProto, origin: dict[str, str]) -> bool:
             nodes.append(helper.make_node("Reshape", [node.output[0], target], [y]))
         if node.op_type != "Mul" or node.domain or node.input[0] != node.input[1]:
             continue
-        view, following = node.input[0], users.get(y, [])
-        before, after = shapes.get(origin.get(view, "")), shapes.get(view)
-        if not before or not after or before[-1] != after[-1] or y in outputs:
+        view, following = node.input[0], before.users(y)
+        source, after = shapes.get(origin.get(view, "")), shapes.get(view)
+        if not source or not after or source[-1] != after[-1] or y in before.outputs:
             continue
         if len(following) != 1 or following[0].op_type != "MatMul" or following[0].input[0] != y:
             continue

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import onnx
 from onnx import numpy_helper
 
+from capsedge.graph.ir import Graph, inner_graphs, reads
 from capsedge.runtime.onnx_file.training_mode import (
     DROPOUT_DOMAINS,
     DROPOUTS,
@@ -63,16 +64,16 @@ def random_nodes(model: onnx.ModelProto) -> list[RandomNode]:
     def walk(
         nodes: Sequence[onnx.NodeProto], outputs: Sequence[str], known: dict[str, onnx.TensorProto]
     ) -> None:
-        nodes = list(nodes)
-        for node in _reaching(nodes, outputs):
+        graph = Graph(nodes)
+        for node in (graph.nodes[k] for k in graph.before(outputs, _followed)):
             if _draws(node, known):
                 name = node.name or next(filter(None, node.output), "")
                 found.append(RandomNode(name, node.op_type, next(filter(None, node.output), "")))
-            for graph in _subgraphs(node):
+            for inner in inner_graphs(node):
                 walk(
-                    graph.node,
-                    [o.name for o in graph.output],
-                    {**known, **_constants(graph.node, graph.initializer)},
+                    inner.node,
+                    [o.name for o in inner.output],
+                    {**known, **_constants(inner.node, inner.initializer)},
                 )
             key = (node.domain, node.op_type, node.overload)
             if key in functions and key not in entered:
@@ -80,10 +81,10 @@ def random_nodes(model: onnx.ModelProto) -> list[RandomNode]:
                 body = functions[key]
                 walk(body.node, body.output, _constants(body.node, ()))
 
-    graph = model.graph
-    inputs = {i.name for i in graph.input}  # its value may be changed by the caller
-    stored = [t for t in graph.initializer if t.name not in inputs]
-    walk(graph.node, [o.name for o in graph.output], _constants(graph.node, stored))
+    main = model.graph
+    inputs = {i.name for i in main.input}  # its value may be changed by the caller
+    stored = [t for t in main.initializer if t.name not in inputs]
+    walk(main.node, [o.name for o in main.output], _constants(main.node, stored))
     return found
 
 
@@ -98,40 +99,10 @@ def refuse_random(model: onnx.ModelProto, name: str = "The file") -> None:
         raise random_error(name, [(node.name, node.operator) for node in found])
 
 
-def _reaching(nodes: Sequence[onnx.NodeProto], outputs: Sequence[str]) -> Iterator[onnx.NodeProto]:
-    """The nodes whose values affect an output, in the graph's order."""
-    maker = {o: k for k, node in enumerate(nodes) for o in node.output if o}
-    live: set[int] = set()
-    wanted = list(outputs)
-    while wanted:
-        at = maker.get(wanted.pop())
-        if at is None or at in live:
-            continue
-        live.add(at)
-        node = nodes[at]
-        if node.op_type in SIZES_ONLY and node.domain in STANDARD:
-            continue
-        wanted += [i for i in node.input if i]
-        for graph in _subgraphs(node):
-            wanted += _outer(graph)
-    return (nodes[k] for k in sorted(live))
-
-
-def _outer(graph: onnx.GraphProto) -> list[str]:
-    """All names that a subgraph reads or returns; its own names among them are harmless."""
-    names = [o.name for o in graph.output]
-    for node in graph.node:
-        names += node.input
-        for inner in _subgraphs(node):
-            names += _outer(inner)
-    return [n for n in names if n]
-
-
-def _subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    for attribute in node.attribute:
-        if attribute.type == onnx.AttributeProto.GRAPH:
-            yield attribute.g
-        yield from attribute.graphs
+def _followed(node: onnx.NodeProto) -> list[str]:
+    """The values that a node's own values depend on; none if it reads their sizes alone."""
+    sizes_only = node.op_type in SIZES_ONLY and node.domain in STANDARD
+    return [] if sizes_only else reads(node)
 
 
 def _constants(

@@ -20,6 +20,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from capsedge.graph.cleanup import remove_dead_nodes
+from capsedge.graph.ir import Graph
 from capsedge.graph.proto import (
     attributes_of,
     constants_of,
@@ -43,10 +44,10 @@ def replace_uniform_passes(model: onnx.ModelProto) -> int:
     Zero parents make all agreements zero and every coupling ``1/M``.
     """
     constants = constants_of(model)
-    producers = {o: n for n in model.graph.node for o in n.output}
+    graph = Graph.of(model.graph)
     replaced = 0
     for node in operator_nodes(model):
-        if without_parents(node, constants, producers):
+        if without_parents(node, constants, graph):
             replaced += 1
             make_uniform(node)
     remove_dead_nodes(model, keep_domain=DOMAIN)
@@ -66,34 +67,32 @@ def make_uniform(node: onnx.NodeProto) -> None:
 def without_parents(
     node: onnx.NodeProto,
     constants: dict[str, onnx.TensorProto],
-    producers: dict[str, onnx.NodeProto],
+    graph: Graph | None = None,
 ) -> bool:
     """Whether a node's operator has a first pass, and the inputs that this lacks are always zero.
 
     Args:
         constants: constants of the graph, by name.
-        producers: the nodes to look through, by output; none to consider only constants.
+        graph: the graph, to look through views and fills as well.
     """
     spec = OPERATORS.get(operator_of(node.op_type))
     if spec is None or not spec.first_pass:
         return False
     known = OPERATORS[spec.first_pass].input_names
     parents = [n for name, n in zip(spec.input_names, node.input, strict=True) if name not in known]
-    return all(_is_zero(name, constants, producers) for name in parents)
+    return all(_is_zero(name, constants, graph) for name in parents)
 
 
-def _is_zero(
-    name: str, constants: dict[str, onnx.TensorProto], producers: dict[str, onnx.NodeProto]
-) -> bool:
+def _is_zero(name: str, constants: dict[str, onnx.TensorProto], graph: Graph | None) -> bool:
     """Whether a tensor is always zero: a constant, a fill, or a view of one."""
     if name in constants:
         return not numpy_helper.to_array(constants[name]).any()
-    node = producers.get(name)
+    node = None if graph is None else graph.producer(name)
     if node is None or node.domain:
         return False
     if node.op_type == "ConstantOfShape":
         return not node.attribute or not numpy_helper.to_array(node.attribute[0].t).any()
-    return node.op_type in _VIEWS and _is_zero(node.input[0], constants, producers)
+    return node.op_type in _VIEWS and _is_zero(node.input[0], constants, graph)
 
 
 # --- Layer normalization over poses as one operator, which has a kernel for short rows ---
@@ -176,15 +175,11 @@ class _Flow:
     """The uses of Sigmoid results."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
-        graph = model.graph
-        self.users: dict[str, list[int]] = {}
-        self.nodes = list(graph.node)
-        for k, node in enumerate(self.nodes):
-            for name in dict.fromkeys(node.input):
-                self.users.setdefault(name, []).append(k)
+        self.graph = Graph.of(model.graph)
+        self.nodes = self.graph.nodes
         self.constants = set(constants_of(model))
         self.types = {n: v.type.tensor_type.elem_type for n, v in values_of(model).items()}
-        self.types |= {t.name: t.data_type for t in graph.initializer}
+        self.types |= {name: t.data_type for name, t in self.graph.initializers.items()}
 
     def reach(self, node: onnx.NodeProto) -> list[int]:
         """The nodes from a Sigmoid to logarithms and quotients, in order; empty if it reaches none."""
@@ -206,7 +201,7 @@ class _Flow:
         """The nodes passed that lead to an end."""
         found: set[int] = set()
         for k in sorted(passed, reverse=True):
-            users = {u for o in self.nodes[k].output for u in self.users.get(o, ())}
+            users = {u for o in self.nodes[k].output for u in self.graph.user_positions(o)}
             if users & (ends | found):
                 found.add(k)
         return found

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import onnx
 
+from capsedge.graph.ir import Graph, has_inner_graphs
+
 FOLDED = "/constant"  # suffix of the name of a computed tensor's value
 _PREFIX = "sizes/"  # prefix of the names of copies
 
@@ -22,22 +24,20 @@ class SizeNodes:
     def __init__(self, model: onnx.ModelProto) -> None:
         self.nodes: list[onnx.NodeProto] = []
         self.stored: list[onnx.TensorProto] = []
-        graph = model.graph
-        self._inputs = {value.name for value in graph.input}
-        self._constants = {tensor.name: tensor for tensor in graph.initializer}
-        self._all = list(graph.node)
-        self._makers = {out: k for k, node in enumerate(self._all) for out in node.output}
+        self._graph = Graph.of(model.graph)
+        self._inputs = {value.name for value in model.graph.input}
+        self._constants = self._graph.initializers
         self._copied: set[str | int] = set()  # constants by name, nodes by number
 
     def add(self, name: str) -> bool:
         """Copy the nodes that compute a tensor or its folded value; returns whether sizes determine it."""
-        computed = name if name in self._makers else name.removesuffix(FOLDED)
+        computed = name if name in self._graph.produced else name.removesuffix(FOLDED)
         needed = self._needed(computed)
         if not needed:
             return False
         for k in sorted(needed - self._copied):
             self._copied.add(k)
-            self.nodes.append(self._copy(self._all[k]))
+            self.nodes.append(self._copy(self._graph.nodes[k]))
         self.nodes.append(onnx.helper.make_node("Identity", [_PREFIX + computed], [name]))
         return True
 
@@ -46,15 +46,16 @@ class SizeNodes:
         found: set[int] = set()
         waiting = [name]
         while waiting:
-            k = self._makers.get(waiting.pop())
-            if k is None or any(a.HasField("g") or a.graphs for a in self._all[k].attribute):
+            k = self._graph.position(waiting.pop())
+            if k is None or has_inner_graphs(self._graph.nodes[k]):
                 return set()
             if k in found:
                 continue
             found.add(k)
-            reads = [r for r in self._all[k].input if r and r not in self._constants]
-            if self._all[k].op_type != "Shape" or reads[0] not in self._inputs:
-                waiting += reads
+            node = self._graph.nodes[k]
+            values = [r for r in node.input if r and r not in self._constants]
+            if node.op_type != "Shape" or values[0] not in self._inputs:
+                waiting += values
         return found
 
     def _copy(self, node: onnx.NodeProto) -> onnx.NodeProto:

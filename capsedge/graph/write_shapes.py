@@ -11,6 +11,7 @@ import onnx
 
 from capsedge.errors import UnsupportedModelError
 from capsedge.graph.cleanup import fold
+from capsedge.graph.ir import Graph
 from capsedge.graph.proto import copy_of, replace
 from capsedge.runtime.files.sandbox import (
     SandboxLimits,
@@ -108,8 +109,7 @@ def _without_shape(model: onnx.ModelProto) -> list[str]:
             d.HasField("dim_value") or (name and d.dim_param == name) for d in kind.shape.dim
         ):
             known.add(value.name)
-    made = dict.fromkeys(o for node in graph.node for o in node.output if o)
-    return [value for value in made if value not in known]
+    return [value for value in Graph.of(graph).produced if value not in known]
 
 
 def _batch_name(model: onnx.ModelProto) -> str:

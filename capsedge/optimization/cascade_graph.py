@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from capsedge.graph.cleanup import remove_dead_nodes
+from capsedge.graph.ir import all_nodes, rename, value_names
 from capsedge.graph.proto import copy_of, initializer, opset_of, replace, set_opset
 from capsedge.spec.operators import DOMAIN, instance_name, split_instance_name
 from capsedge.spec.vocabularies import ESCALATED
@@ -77,13 +78,13 @@ def join(
     taken = {ESCALATED, images.name, *pair.outputs}
     first = {name: f"{OPERATOR_OUTPUTS}small_{name}" for name in pair.outputs.values()}
     first[given] = images.name if pair.scale is None else f"{OPERATOR_OUTPUTS}small_images"
-    _rename(small.graph, {**_apart(_values(small.graph), taken), **first})
-    taken |= set(_values(small.graph))
+    rename(small.graph, {**_apart(value_names(small.graph), taken), **first})
+    taken |= set(value_names(small.graph))
     last = {name: f"{OPERATOR_OUTPUTS}large_{name}" for name in pair.outputs} | {
         images.name: _COMPACT
     }
-    _rename(large.graph, {**_apart(_values(large.graph), taken), **last})
-    _rename_nodes(large.graph, {n.name for n in _nodes(small.graph)})
+    rename(large.graph, {**_apart(value_names(large.graph), taken), **last})
+    _rename_nodes(large.graph, {n.name for n in all_nodes(small.graph.node)})
     _rename_functions(large, small)
     outputs = [o for o in joined.graph.output if o.name in pair.outputs]
     named = {o.name: first[pair.outputs[o.name]] for o in outputs}
@@ -317,38 +318,6 @@ def _as(value: onnx.ValueInfoProto, name: str) -> onnx.ValueInfoProto:
     return copy
 
 
-def _graphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    for attribute in node.attribute:
-        if attribute.HasField("g"):
-            yield attribute.g
-        yield from attribute.graphs
-
-
-def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """All nodes, including those of subgraphs."""
-    for node in graph.node:
-        yield node
-        for inner in _graphs(node):
-            yield from _nodes(inner)
-
-
-def _all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    yield graph
-    for node in graph.node:
-        for inner in _graphs(node):
-            yield from _all_graphs(inner)
-
-
-def _values(graph: onnx.GraphProto) -> list[str]:
-    """The names of all tensors, including those of subgraphs."""
-    found: dict[str, None] = {}
-    for each in _all_graphs(graph):
-        found |= dict.fromkeys(v.name for v in (*each.input, *each.initializer, *each.output))
-        found |= dict.fromkeys(s.values.name for s in each.sparse_initializer)
-        found |= dict.fromkeys(o for node in each.node for o in node.output)
-    return [name for name in found if name]
-
-
 def _apart(names: list[str], reserved: set[str]) -> dict[str, str]:
     """New names for those that are taken; names that end in a number still do."""
     used, found = reserved | set(names), {}
@@ -367,26 +336,9 @@ def _free(named: Callable[[int], str], used: set[str]) -> str:
     return named(number)
 
 
-def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
-    """Rename tensors in place, including those in subgraphs."""
-    for each in _all_graphs(graph):
-        for value in (*each.input, *each.output, *each.value_info, *each.initializer):
-            value.name = names.get(value.name, value.name)
-        for sparse in each.sparse_initializer:
-            sparse.values.name = names.get(sparse.values.name, sparse.values.name)
-        for annotation in each.quantization_annotation:
-            annotation.tensor_name = names.get(annotation.tensor_name, annotation.tensor_name)
-            for entry in annotation.quant_parameter_tensor_names:
-                entry.value = names.get(entry.value, entry.value)
-        for node in each.node:
-            for field in (node.input, node.output):
-                for k, name in enumerate(field):
-                    field[k] = names.get(name, name)
-
-
 def _rename_nodes(graph: onnx.GraphProto, reserved: set[str]) -> None:
-    names = _apart([n.name for n in _nodes(graph) if n.name], reserved)
-    for node in _nodes(graph):
+    names = _apart([n.name for n in all_nodes(graph.node) if n.name], reserved)
+    for node in all_nodes(graph.node):
         node.name = names.get(node.name, node.name)
 
 
@@ -401,18 +353,11 @@ def _rename_functions(model: onnx.ModelProto, other: onnx.ModelProto) -> None:
             continue
         names[key] = _free_function(key, used)
         used.add((key[0], names[key]))
-    bodies = [n for f in model.functions for n in _nodes_of(f)]
-    for node in (*_nodes(model.graph), *bodies):
+    bodies = [n for f in model.functions for n in f.node]
+    for node in all_nodes([*model.graph.node, *bodies]):
         node.op_type = names.get((node.domain, node.op_type), node.op_type)
     for function in model.functions:
         function.name = names.get((function.domain, function.name), function.name)
-
-
-def _nodes_of(function: onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
-    for node in function.node:
-        yield node
-        for inner in _graphs(node):
-            yield from _nodes(inner)
 
 
 def _free_function(key: tuple[str, str], used: set[tuple[str, str]]) -> str:

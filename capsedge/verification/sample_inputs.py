@@ -19,6 +19,7 @@ from capsedge.datasets.array_files import by_name, read_arrays
 from capsedge.errors import CapsedgeError, UsageError
 from capsedge.exporters.parity import input_cases, outside
 from capsedge.graph.fusion.index_inputs import table_sizes
+from capsedge.graph.ir import Graph
 from capsedge.models.example_inputs import whole_numbers
 from capsedge.runtime.backends.backend import Port
 from capsedge.runtime.images.headers import SUFFIXES
@@ -347,7 +348,7 @@ def _tables(session: Session) -> dict[str, int]:
         return {}
     graph = onnx.load_model_from_string(read_harmless(session.path)[0]).graph
     weights = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
-    return table_sizes(graph.node, weights, [port.name for port in session.inputs])
+    return table_sizes(Graph.of(graph), weights, [port.name for port in session.inputs])
 
 
 def _named(

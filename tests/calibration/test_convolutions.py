@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
+from capsedge.calibration.layer_graph import LayerGraph
 from capsedge.calibration.quantizable_layers import conv_problem
-from capsedge.graph.proto import Graph
 from capsedge.spec import limits
 from tests.tables import table
 
@@ -34,6 +34,6 @@ def test_why_a_convolution_stays(
     value = numpy_helper.from_array(np.zeros(weight, np.float32), "w")
     x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in "xy")
     model = helper.make_model(helper.make_graph([node], "g", [x], [y], [value]))
-    found = conv_problem(Graph(model), model.graph.node[0])
+    found = conv_problem(LayerGraph(model), model.graph.node[0])
     assert told in found
     assert bool(found) == bool(told)

@@ -13,13 +13,13 @@ from capsedge.calibration import collect, int8_cpu, quantizable_layers
 from capsedge.calibration.accuracy import Gate
 from capsedge.calibration.float_model import FloatModel, uniform_assignment
 from capsedge.calibration.int8_cpu import activation_parameters
+from capsedge.calibration.layer_graph import LayerGraph
 from capsedge.calibration.mixed_precision import search, sensitivity
 from capsedge.calibration.quantizable_layers import calibrated_tensors, find_layers
 from capsedge.calibration.quantization_report import executed_precision, optimized_graph
 from capsedge.calibration.ranges import CalibrationTable
 from capsedge.datasets import ImageSet
 from capsedge.errors import UsageError
-from capsedge.graph.proto import Graph
 from capsedge.runtime.inspection import inspect_file as inspect
 from capsedge.runtime.load import load_bytes
 from capsedge.spec.operators import operator_of
@@ -107,7 +107,7 @@ def test_convolutions_that_share_a_weight() -> None:
         ),
         opset_imports=[helper.make_opsetid("", 20)], ir_version=9,
     )  # fmt: skip
-    graph = Graph(model)
+    graph = LayerGraph(model)
     units, _ = find_layers(graph)
     data = ImageSet("random", rng.normal(0, 1, (40, 8, 10, 10)).astype(np.float32), None, None)
     found = collect.histograms(model, calibrated_tensors(graph, units), data)
@@ -134,7 +134,7 @@ def test_the_bias_makes_up_for_the_rounding_of_the_weights() -> None:
         ),
         opset_imports=[helper.make_opsetid("", 20)], ir_version=9,
     )  # fmt: skip
-    graph = Graph(model)
+    graph = LayerGraph(model)
     units, _ = find_layers(graph)
     images = rng.normal(5, 1, (40, 8, 10, 10)).astype(np.float32)
     data = ImageSet("random", images, None, None)

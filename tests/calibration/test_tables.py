@@ -12,10 +12,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 import capsedge
 from capsedge.calibration.accuracy import Gate, Outcome
+from capsedge.calibration.layer_graph import LayerGraph
 from capsedge.calibration.quantizable_layers import find_layers, quantize_rows
 from capsedge.calibration.quantization_report import Rejected
 from capsedge.errors import ArtefactError
-from capsedge.graph.proto import Graph
 from capsedge.metrics import ErrorCount, OutputError
 
 ROWS, SIZE, LENGTH = 60, 8, 5
@@ -83,7 +83,7 @@ def test_every_row_has_a_scale_of_its_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("options", [{"tied": True}, {"ids": "fixed"}])
 def test_a_table_with_another_use_is_left_alone(options: dict[str, Any]) -> None:
-    layers, _ = find_layers(Graph(table_model(**options)))
+    layers, _ = find_layers(LayerGraph(table_model(**options)))
     assert "table" not in [layer.kind for layer in layers]
 
 

@@ -25,6 +25,7 @@ from capsedge.exporters.c.program import (
     dense,
 )
 from capsedge.graph import Rewrites, functions, proto
+from capsedge.graph.ir import Graph
 from capsedge.runtime.files.text import printable
 from capsedge.spec.operators import DOMAIN, OPERATORS, operator_of
 
@@ -81,13 +82,8 @@ def prepare(model: onnx.ModelProto, wanted: Collection[str]) -> onnx.ModelProto:
 
 def _prune(graph: onnx.GraphProto) -> None:
     """Remove nodes that do not affect any output."""
-    live = {o.name for o in graph.output}
-    kept = []
-    for node in reversed(graph.node):
-        if any(name in live for name in node.output):
-            kept.append(node)
-            live.update(node.input)
-    proto.replace(graph.node, list(reversed(kept)))
+    whole = Graph.of(graph)
+    proto.replace(graph.node, [whole.nodes[k] for k in whole.before(whole.outputs)])
 
 
 def _refused(node: onnx.NodeProto, operator: str, why: str) -> UnsupportedModelError:
@@ -150,18 +146,15 @@ class Translation:
             buffer = Buffer(inputs[info.name], size, external=True)
             self.inputs[info.name] = Value(shape, dtype, dense(shape), buffer=buffer)
         self._values.update(self.inputs)
-        uses: dict[str, list[onnx.NodeProto]] = {}
-        for node in model.graph.node:
-            for name in node.input:
-                uses.setdefault(name, []).append(node)
-        finals = {o.name for o in model.graph.output}
+        graph = Graph.of(model.graph)
+        finals = graph.outputs
         done: set[str] = set()
         for node in model.graph.node:
             if node.output[0] in done:
                 continue
             relu = None
             if operator_of(node.op_type) in _BEFORE_RELU and node.output[0] not in finals:
-                users = uses.get(node.output[0], [])
+                users = graph.users(node.output[0])
                 relu = users[0] if len(users) == 1 and users[0].op_type == "Relu" else None
             self._node(node, relu)
             if relu is not None:

@@ -10,6 +10,7 @@ from capsedge.errors import UnsupportedModelError
 from capsedge.exporters.c.graph import Translation, prepare
 from capsedge.exporters.c.program import Constants, Program, Shape
 from capsedge.graph import proto
+from capsedge.graph.ir import Graph
 from capsedge.runtime.decoder import SubgraphError, extract_subgraph
 from capsedge.spec.vocabularies import RECONSTRUCTION
 
@@ -85,7 +86,7 @@ def _of_one_class(part: onnx.ModelProto, classes: int) -> onnx.ModelProto | None
         if tuple(t.dims) == (1, classes, classes, 1)
         and np.array_equal(numpy_helper.to_array(t)[0, :, :, 0], np.eye(classes))
     ]
-    last = next((n for n in graph.node if RECONSTRUCTION in n.output), None)
+    last = Graph.of(graph).producer(RECONSTRUCTION)
     if len(masks) != 1 or last is None or last.op_type != "Reshape":
         return None
     shape = next((t for t in graph.initializer if t.name == last.input[1]), None)

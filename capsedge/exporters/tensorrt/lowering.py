@@ -94,7 +94,7 @@ def fused(model: onnx.ModelProto, namespace: str) -> onnx.ModelProto:
         body = bodies.get((node.op_type, node.overload))
         operator = operator_of(node.op_type)
         # With parents of zero only one product is left, which needs no plugin.
-        if _has_plugin(node, shapes) and not (body and without_parents(node, constants, {})):
+        if _has_plugin(node, shapes) and not (body and without_parents(node, constants)):
             kept.append(node)
         elif body is None:
             lacks = "a plugin for such inputs" if operator in PLUGINS else "a plugin"

@@ -168,8 +168,9 @@ def _normalized(
     some = sampled_positions(roles.sizes)
     epsilons = {float(v.reshape(-1)[0]) for v in numbers.values() if v.size == 1}
     epsilons = {e for e in epsilons if 0 < e <= 1e-2}
-    makers = {id(m): m for e in ends if (m := graph.maker[e]).op_type == "LayerNormalization"}
-    epsilons |= {float(graph.attribute(m, "epsilon", 1e-5)) for m in makers.values()}
+    for node in map(graph.producer, ends):
+        if node is not None and node.op_type == "LayerNormalization":
+            epsilons.add(float(graph.attribute(node, "epsilon", 1e-5)))
     vectors = [v.reshape(-1).astype(np.float64) for v in numbers.values() if v.size == p]
     pairs = [*itertools.permutations(vectors, 2), (np.ones(p), np.zeros(p))]
     pairs += [(v, np.zeros(p)) for v in vectors]
@@ -226,7 +227,8 @@ def fit_uniform(graph: Values, result: str) -> Iterator[AttentionMatch]:
 
     There may be several, because equal couplings do not show which axis counts the parents.
     """
-    node = graph.maker[result]
+    node = graph.producer(result)
+    assert node is not None
     vote_source = node.input[0]
     before = graph.distances(vote_source)
     pose = graph.shapes[result][-1]

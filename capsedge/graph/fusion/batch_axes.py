@@ -17,6 +17,7 @@ from capsedge.graph import proto
 from capsedge.graph.cleanup import remove_dead_nodes
 from capsedge.graph.fusion import NoMatch
 from capsedge.graph.fusion.values import Array, Values
+from capsedge.graph.ir import Graph
 
 NAME = "N"
 END = np.iinfo(np.int64).max  # end of a slice that reaches to the end of the axis
@@ -225,14 +226,14 @@ class BatchFreeing:
         known = {k: np.asarray(v) for k, v in self.graph.value.items() if k in self.graph.constant}
         known |= self.stored
         self._keep_integers()
-        made = {o for n in self.nodes for o in n.output}
-        used = {i for n in self.nodes for i in n.input} - made - {""}
+        new = Graph(self.nodes)
+        used = new.used - new.produced
         proto.replace(graph.node, self.nodes)
         proto.replace(
             graph.initializer,
             [proto.initializer(n, known[n]) for n in sorted(used) if n in known],
         )
-        ends = [o.name for o in graph.output if o.name not in made and o.name in known]
+        ends = [o.name for o in graph.output if o.name not in new.produced and o.name in known]
         for name in ends:
             graph.initializer.append(proto.initializer(f"{name}/stored", known[name]))
             graph.node.append(helper.make_node("Identity", [f"{name}/stored"], [name]))
@@ -242,14 +243,9 @@ class BatchFreeing:
 
     def _keep_integers(self) -> None:
         """Keep weights that are stored as integers: copy the nodes that dequantize them."""
-        known: dict[int, onnx.NodeProto] = {}
-        for name in {
-            i for n in self.nodes for i in n.input
-        } & self.graph.constant - self.graph.weights.keys():
-            if self.graph.is_quantized(name):
-                known |= {id(n): n for n in self.graph.makers(name)}
-        kept = [n for n in self.graph.nodes if id(n) in known]
-        self.nodes = [*kept, *self.nodes]
+        read = Graph(self.nodes).used & self.graph.constant - self.graph.weights.keys()
+        kept = self.graph.before(name for name in read if self.graph.is_quantized(name))
+        self.nodes = [*(self.graph.nodes[k] for k in kept), *self.nodes]
 
     def _open(self, value: onnx.ValueInfoProto) -> None:
         """Declare an output with a free batch dimension."""

@@ -91,14 +91,14 @@ def _axis(graph: Values, node: onnx.NodeProto, softmaxes: Container[str]) -> int
 
 def _before_views(graph: Values, name: str) -> onnx.NodeProto | None:
     """The node that computes a tensor, looking through reshapes, repeats, and what avoids zero."""
-    maker = graph.maker.get(name)
+    maker = graph.producer(name)
     while maker is not None:
         if maker.op_type == "Add" and _is_tiny(graph, maker.input[1]):
-            maker = graph.maker.get(maker.input[0])
+            maker = graph.producer(maker.input[0])
         elif maker.op_type == "Add" and _is_tiny(graph, maker.input[0]):
-            maker = graph.maker.get(maker.input[1])
+            maker = graph.producer(maker.input[1])
         elif maker.op_type in (*_VIEWS, *_BOUNDS):
-            maker = graph.maker.get(maker.input[0])
+            maker = graph.producer(maker.input[0])
         else:
             break
     return maker
@@ -114,7 +114,7 @@ def is_divided_again(graph: Values, softmax: Softmax) -> bool:
     """Whether the couplings, perhaps masked, are divided by their sum after the softmax."""
     end = softmax.name
     for _ in range(_MASKED_NEAR):
-        users = graph.users.get(end, [])
+        users = graph.users(end)
         for node in users:
             summed = _before_views(graph, node.input[1]) if node.op_type == "Div" else None
             if summed is not None and summed.op_type in _SUMS and summed.input[0] == end:
@@ -135,7 +135,7 @@ def _sum_of(
     near, read = [terms], set[str]()
     while near:
         name = near.pop()
-        factor = graph.maker.get(name)
+        factor = graph.producer(name)
         if factor is None or name in softmaxes or name in read:
             continue
         read.add(name)
@@ -152,7 +152,7 @@ def _log_sum(graph: Values, minus: onnx.NodeProto | None, softmaxes: Container[s
         return None
     near = graph.distances(minus.input[1])
     for name, distance in near.items():
-        maker = graph.maker.get(name)
+        maker = graph.producer(name)
         if maker is None or distance > _LOG_SUM_NEAR:
             continue
         if maker.op_type == "ReduceLogSumExp":
@@ -201,7 +201,7 @@ def _vote_candidates(graph: Values, softmax: Softmax) -> list[str]:
         fits = votes >= size and votes % size == 0
         if not fits and not (leaky and votes >= leaky and votes % leaky == 0):
             continue
-        readers = len({id(n) for n in graph.users.get(name, ())})
+        readers = len(graph.users(name))
         if readers >= 2:
             ranked.append((votes <= size, distance - 3 * readers, name))
     return [name for *_, name in sorted(ranked)[:_LOOKED_AT]]

@@ -5,7 +5,7 @@ In FP16 and BF16 files, capsule operators compute in FP32 between two casts, so 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,8 @@ from onnx import TensorProto, helper, numpy_helper
 from capsedge.graph.cleanup import remove_dead_nodes
 from capsedge.graph.fusion import NoMatch
 from capsedge.graph.fusion.layouts import Layout
-from capsedge.graph.fusion.values import Array, Values, inputs_of
+from capsedge.graph.fusion.values import Array, Values
+from capsedge.graph.ir import Graph, all_graphs, all_nodes, rewire
 from capsedge.graph.proto import copy_of, initializer, replace, set_opset
 from capsedge.spec.operators import DOMAIN, OPERATORS, VERSION
 
@@ -42,8 +43,8 @@ class Edit:
     @property
     def reads(self) -> set[str]:
         """Tensors of the graph that the nodes read."""
-        own = {t.name for t in self.initializers} | {o for n in self.nodes for o in n.output}
-        return {i for n in self.nodes for i in n.input} - own
+        new = Graph(self.nodes, (), self.initializers)
+        return new.used - new.produced - new.initializers.keys()
 
     def constant(self, value: Array | np.generic, name: str) -> str:
         """Add an initializer: integers as INT64, anything else as FP32."""
@@ -144,10 +145,9 @@ def splice(model: onnx.ModelProto, edits: Sequence[Edit]) -> onnx.ModelProto:
     """A copy in which the edits replace their nodes; new constants that are equal are merged."""
     copy = copy_of(model)
     for edit in edits:
+        former = {name: f"{name}/{edit.tag}_before" for name in edit.results}
         for node in copy.graph.node:
-            for k, name in enumerate(node.output):
-                if name in edit.results:
-                    node.output[k] = f"{name}/{edit.tag}_before"
+            rewire(node, {}, former)
         replace(copy.graph.node, in_order([*copy.graph.node, *edit.nodes]))
         copy.graph.initializer.extend(edit.initializers)
         copy.graph.value_info.extend(edit.values)
@@ -168,8 +168,7 @@ def _share(model: onnx.ModelProto, new: set[str]) -> None:
         elif key[2]:
             same[tensor.name] = first.setdefault(key, tensor.name)
     for node in model.graph.node:
-        for k, name in enumerate(node.input):
-            node.input[k] = same.get(name, name)
+        rewire(node, same)
     kept = [t for t in model.graph.initializer if same.get(t.name, t.name) == t.name]
     replace(model.graph.initializer, kept)
 
@@ -180,8 +179,8 @@ def in_order(nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
     Raises:
         NoMatch: they form a cycle.
     """
-    maker = {o: k for k, n in enumerate(nodes) for o in n.output if o}
-    needs = [sorted({maker[i] for i in read if i in maker}) for read in map(inputs_of, nodes)]
+    graph = Graph(nodes)
+    needs = [graph.needs(k) for k in range(len(nodes))]
     done: set[int] = set()
     begun: set[int] = set()
     found: list[onnx.NodeProto] = []
@@ -216,7 +215,7 @@ def has_halves(model: onnx.ModelProto) -> bool:
         return True
     return any(
         (a.name in ("to", "dtype") and a.i in HALF) or (a.HasField("t") and a.t.data_type in HALF)
-        for node in _nodes(model.graph)
+        for node in all_nodes(model.graph.node)
         for a in node.attribute
     )
 
@@ -224,7 +223,7 @@ def has_halves(model: onnx.ModelProto) -> bool:
 def widened(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy in FP32, under the same names."""
     copy = copy_of(model)
-    for graph in _graphs(copy.graph):
+    for graph in all_graphs(copy.graph):
         for value in (*graph.input, *graph.output):
             if value.type.tensor_type.elem_type in HALF:
                 value.type.tensor_type.elem_type = TensorProto.FLOAT
@@ -246,9 +245,7 @@ def widened_as(model: onnx.ModelProto, truth: onnx.ModelProto) -> onnx.ModelProt
         truth: the widened file before folding, which still has the nodes of those constants.
     """
     copy = widened(model)
-    folded = {o for n in truth.graph.node for o in n.output} & {
-        t.name for t in copy.graph.initializer
-    }
+    folded = Graph.of(truth.graph).produced & {t.name for t in copy.graph.initializer}
     try:
         values = Values(truth) if folded else None
     except NoMatch:
@@ -265,21 +262,6 @@ def _widen(tensor: onnx.TensorProto) -> None:
     if tensor.data_type in HALF:
         name = tensor.name
         tensor.CopyFrom(initializer(name, numpy_helper.to_array(tensor).astype(np.float32)))
-
-
-def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """A graph and its subgraphs."""
-    yield graph
-    for node in graph.node:
-        for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs):
-                if inner.node:
-                    yield from _graphs(inner)
-
-
-def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    for each in _graphs(graph):
-        yield from each.node
 
 
 def between_casts(edit: Edit, kinds: Mapping[str, int]) -> None:
@@ -299,8 +281,7 @@ def between_casts(edit: Edit, kinds: Mapping[str, int]) -> None:
             names[name] = f"{edit.tag}_wide_{len(names)}"
             behind.append(helper.make_node("Cast", [names[name]], [name], to=kinds[name]))
     for node in edit.nodes:
-        replace(node.input, [names.get(i, i) for i in node.input])
-        replace(node.output, [names.get(o, o) for o in node.output])
+        rewire(node, names, names)
     for value in edit.values:
         value.name = names.get(value.name, value.name)
     edit.nodes = [*ahead, *edit.nodes, *behind]

@@ -9,15 +9,19 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper
 
+from capsedge.graph.ir import Graph
+
 # Operators that pass on the elements of their first input, unchanged or joined with others.
 _PASSING = frozenset(
     ("Cast", "Concat", "Expand", "Flatten", "Floor", "Gather", "GatherElements", "Identity", "Reshape",
      "Round", "Slice", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze")
 )  # fmt: skip
 
+_STORED = ("DequantizeLinear", "Identity", "Cast")  # between a stored table and its use
+
 
 def table_sizes(
-    nodes: Sequence[onnx.NodeProto],
+    graph: Graph,
     weights: Mapping[str, NDArray[np.generic]],
     inputs: Sequence[str],
 ) -> dict[str, int]:
@@ -25,22 +29,19 @@ def table_sizes(
 
     Covers ``OneHot``, and ``Gather`` and ``GatherElements`` from stored tables, quantized or not.
     """
-    maker = {o: n for n in nodes for o in n.output if o}
     found: dict[str, int] = {}
-    for node in nodes:
-        size = _size(node, weights, maker)
+    for node in graph.nodes:
+        size = _size(node, weights, graph)
         if size is None:
             continue
         at = node.input[0 if node.op_type == "OneHot" else 1]
-        for name in _origins(at, maker, inputs):
+        for name in _origins(at, graph, inputs):
             found[name] = min(size, found.get(name, size))
     return found
 
 
 def _size(
-    node: onnx.NodeProto,
-    weights: Mapping[str, NDArray[np.generic]],
-    maker: Mapping[str, onnx.NodeProto],
+    node: onnx.NodeProto, weights: Mapping[str, NDArray[np.generic]], graph: Graph
 ) -> int | None:
     """The number of entries in the table that a node indexes; None without a table or stored size."""
     if node.op_type == "OneHot":
@@ -49,8 +50,8 @@ def _size(
     if node.op_type not in ("Gather", "GatherElements"):
         return None
     name = node.input[0]
-    while name in maker and maker[name].op_type in ("DequantizeLinear", "Identity", "Cast"):
-        name = maker[name].input[0]
+    while (maker := graph.producer(name)) is not None and maker.op_type in _STORED:
+        name = maker.input[0]
     table = weights.get(name)
     if table is None or not table.ndim:
         return None
@@ -58,13 +59,13 @@ def _size(
     return int(table.shape[axis]) or None
 
 
-def _origins(name: str, maker: Mapping[str, onnx.NodeProto], inputs: Sequence[str]) -> list[str]:
+def _origins(name: str, graph: Graph, inputs: Sequence[str]) -> list[str]:
     """The inputs that a tensor's elements come from."""
     found, queue, seen = [], [name], {name}
     for each in queue:
         if each in inputs:
             found.append(each)
-        node = maker.get(each)
+        node = graph.producer(each)
         if node is None:
             continue
         if node.op_type in _PASSING:

@@ -28,6 +28,7 @@ from capsedge.graph.fusion.squash import emit_squash, match_squashes
 from capsedge.graph.fusion.standard import NO_FASTER, emit_standard
 from capsedge.graph.fusion.values import Values
 from capsedge.graph.fusion.votes import VoteSource, dynamic_vote_source, linear_vote_source
+from capsedge.graph.ir import Graph
 
 STANDARD = "standard operators"  # reported if no operator fits
 _NONE = "no operator"
@@ -79,7 +80,7 @@ def apply_replacements(
     kept = []
     inputs = {i.name for i in model.graph.input}
     for edit, match in made:
-        present = {o for n in model.graph.node for o in n.output} | inputs
+        present = Graph.of(model.graph).produced | inputs
         if {*edit.results, *edit.reads} <= present:
             try:
                 model = splice(model, [edit])
@@ -93,7 +94,7 @@ def fusion_report(
     model: onnx.ModelProto, match: Iterable[FusedOperator], not_fused: Iterable[NotFused]
 ) -> FusionReport:
     """The report; unmatched candidates are included only if they are still in the model."""
-    alive = {o for n in model.graph.node for o in n.output}
+    alive = Graph.of(model.graph).produced
     return FusionReport(tuple(match), tuple(e for e in not_fused if e.tensor in alive))
 
 

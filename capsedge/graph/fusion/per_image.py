@@ -118,7 +118,7 @@ def _other_reads(graph: Values, votes: str, last: str) -> dict[str, float]:
     inside = {name for name in graph.distances(last) if name in down} - known
     end = last
     for _ in range(_STEPS):  # tensors that change the couplings after the last softmax
-        users = graph.users.get(end, [])
+        users = graph.users(end)
         if len(users) != 1 or users[0].op_type in ("MatMul", "Einsum", "ReduceSum"):
             break
         if any(i in known for i in users[0].input):
@@ -152,7 +152,7 @@ def _other_reads(graph: Values, votes: str, last: str) -> dict[str, float]:
 
     def first(name: str) -> bool:
         """Record what the first couplings, which do not depend on the votes, are computed from."""
-        node = graph.maker.get(name)
+        node = graph.producer(name)
         if node is None or node.op_type not in _AFTER_SOFTMAX:
             return False
         if node.op_type == "Softmax":
@@ -175,7 +175,7 @@ def _other_reads(graph: Values, votes: str, last: str) -> dict[str, float]:
 
     def logits(name: str) -> None:
         """Record what start logits are computed from."""
-        node = graph.maker.get(name)
+        node = graph.producer(name)
         live = [i for i in node.input if i in graph.sources] if node is not None else []
         if node is None or node.op_type not in ("Add", "Mul", "Sub", "Where") or not live:
             return note(name, 0.0)
@@ -186,7 +186,7 @@ def _other_reads(graph: Values, votes: str, last: str) -> dict[str, float]:
             note(node.input[1], 0.0)
             live.remove(node.input[1])
         if node.op_type == "Where" and node.input[0] in graph.sources:
-            if len(live) == 1 and any(user.op_type == "Add" for user in graph.users[name]):
+            if len(live) == 1 and any(user.op_type == "Add" for user in graph.users(name)):
                 return note(name, 0.0)  # a mask that is added to all logits, not only to the first
             out = [np.all(graph.value.get(i, 0.0) <= LOW) for i in node.input[1:]]
             if out[0] == out[1]:
@@ -198,7 +198,9 @@ def _other_reads(graph: Values, votes: str, last: str) -> dict[str, float]:
         return None
 
     for name in sorted(inside, key=lambda n: graph.order[n]):
-        look(graph.maker[name], down)
+        node = graph.producer(name)
+        if node is not None:
+            look(node, down)
     return found
 
 
@@ -214,7 +216,7 @@ def _chain(graph: Values, name: str, operators: frozenset[str]) -> list[str]:
     found, read = [name], {name}
     while True:
         latest = max(read, key=lambda n: graph.order.get(n, -1))
-        node = graph.maker.get(latest)
+        node = graph.producer(latest)
         if node is None or latest in graph.constant or node.op_type not in operators:
             return found
         read = read - {latest} | set(graph.sources[latest])

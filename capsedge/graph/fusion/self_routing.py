@@ -152,8 +152,8 @@ def fit_logits(graph: Values, softmax: Softmax) -> Logits:
     Raises:
         NoMatch: they are not.
     """
-    node = graph.maker[softmax.name]
-    if node.op_type != "Softmax":
+    node = graph.producer(softmax.name)
+    if node is None or node.op_type != "Softmax":
         raise NoMatch("a decomposed softmax")
     name = node.input[0]
     shape, batch = graph.shapes[name], graph.batch

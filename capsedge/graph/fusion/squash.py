@@ -55,8 +55,7 @@ def _fitted(graph: Values, root: str) -> SquashMatch | None:
         size, shape = graph.sizes[source], graph.shapes[source]
         if not 0 < distance <= _NEAR or not small or size % small or size == small:
             continue
-        readers = {id(n) for n in graph.users.get(source, ())}
-        if len(readers) < 2 or source not in graph.floats or len(shape) < 2:
+        if len(graph.users(source)) < 2 or source not in graph.floats or len(shape) < 2:
             continue
         region = graph.determined(source)
         if root not in region:

@@ -235,7 +235,7 @@ def estimated_gain(graph: Values, edit: Edit) -> float:
         NoMatch: the graph with the edit does not run.
     """
     after = Values(splice(graph.model, [edit]))
-    old, new = ({o for n in g.nodes for o in n.output} for g in (graph, after))
+    old, new = graph.produced, after.produced
     return _cost(graph, old - new) / _cost(after, new - old)
 
 

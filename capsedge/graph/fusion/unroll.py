@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
+from capsedge.graph.ir import Graph, has_inner_graphs, rewire
 from capsedge.graph.proto import (
     attributes_of,
     constants_of,
@@ -85,21 +86,21 @@ def _passes(
 
 def _always(body: onnx.GraphProto, constants: dict[str, np.ndarray]) -> bool:
     """Whether a loop's condition is always true."""
-    made = {o: n for n in body.node for o in n.output}
+    graph = Graph.of(body)
     stored = {t.name: onnx.numpy_helper.to_array(t) for t in body.initializer} | constants
     name = body.output[0].name
-    while name in made and made[name].op_type in ("Identity", "Cast"):
-        name = made[name].input[0]
+    while (node := graph.producer(name)) is not None and node.op_type in ("Identity", "Cast"):
+        name = node.input[0]
     if name == body.input[1].name:
         return True
-    if name in made and made[name].op_type == "Constant" and made[name].attribute[0].HasField("t"):
-        return bool(onnx.numpy_helper.to_array(made[name].attribute[0].t))
+    if node is not None and node.op_type == "Constant" and node.attribute[0].HasField("t"):
+        return bool(onnx.numpy_helper.to_array(node.attribute[0].t))
     return name in stored and bool(stored[name])
 
 
 def _is_plain(body: onnx.GraphProto, count: int) -> bool:
-    graphs = any(a.HasField("g") or a.graphs for n in body.node for a in n.attribute)
-    return not graphs and count <= MOST_PASSES and count * len(body.node) <= MOST_NODES
+    plain = not any(map(has_inner_graphs, body.node))
+    return plain and count <= MOST_PASSES and count * len(body.node) <= MOST_NODES
 
 
 class _Writer:
@@ -119,6 +120,7 @@ class _Writer:
         for tensor in body.initializer:
             self._store(stored[tensor.name], onnx.numpy_helper.to_array(tensor))
         rows: list[list[str]] = [[] for _ in body.output[ahead + carried :]]
+        produced = Graph.of(body).produced
         for number in range(count):
             names = dict(stored)
             if loop:
@@ -132,7 +134,7 @@ class _Writer:
                 names[formal.name] = self._op(
                     "Gather", [sequence, at], f"{self.tag}{number}/{formal.name}", axis=0
                 )
-            names |= {o: f"{self.tag}{number}/{o}" for n in body.node for o in n.output if o}
+            names |= {name: f"{self.tag}{number}/{name}" for name in produced}
             for inner in body.node:
                 self._write(inner, names, number)
             ends = [names.get(o.name, o.name) for o in body.output]
@@ -154,8 +156,7 @@ class _Writer:
         copy = onnx.NodeProto()
         copy.CopyFrom(inner)
         copy.name = f"{self.tag}{number}/{inner.name or inner.output[0]}"
-        replace(copy.input, [names.get(i, i) for i in inner.input])
-        replace(copy.output, [names.get(o, o) for o in inner.output])
+        rewire(copy, names, names)
         self.nodes.append(copy)
 
     def _store(self, name: str, value: np.ndarray) -> str:

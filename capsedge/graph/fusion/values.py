@@ -21,7 +21,8 @@ from onnx import TensorProto, helper, numpy_helper
 from capsedge.graph.fusion import NoMatch
 from capsedge.graph.fusion.execution import Session, first_line, session_of, to_fp64
 from capsedge.graph.fusion.index_inputs import table_sizes
-from capsedge.graph.proto import captured_by, copy_of
+from capsedge.graph.ir import Graph, reads
+from capsedge.graph.proto import copy_of
 
 Array = NDArray[Any]
 Function = Callable[..., list[Array]]
@@ -40,16 +41,11 @@ MOST_BYTES = 1 << 28
 _WIDE = {TensorProto.FLOAT: TensorProto.DOUBLE}
 
 
-def inputs_of(node: onnx.NodeProto) -> list[str]:
-    """The tensors that a node reads, including those that its subgraphs read from outside."""
-    return [name for name in (*node.input, *sorted(captured_by(node))) if name]
-
-
 def _bytes(values: Iterable[Any]) -> int:
     return sum(np.asarray(v).nbytes for v in values)
 
 
-class Values:
+class Values(Graph):
     """The values of a graph at one batch size.
 
     Args:
@@ -65,10 +61,7 @@ class Values:
         shapes, sizes: shape and number of elements of every tensor.
         floats: the tensors in FP32.
         constant: the tensors that do not depend on the inputs (shapes count as constant).
-        nodes: nodes of the graph.
-        maker: the node that computes each tensor.
         sources: the tensors that each non-constant tensor is computed from, in topological order.
-        users: the nodes that read a tensor, except constant ones.
 
     Raises:
         NoMatch: the graph does not run, or is too large.
@@ -77,9 +70,10 @@ class Values:
     def __init__(self, model: onnx.ModelProto) -> None:
         if len(model.graph.node) > MOST_NODES:
             raise NoMatch(f"it has more than {MOST_NODES:,} nodes")
+        main = model.graph
+        super().__init__(main.node, (o.name for o in main.output), main.initializer)
         self.model = model
-        self.nodes = list(model.graph.node)
-        self.weights = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+        self.weights = {name: self.array(name) for name in self.initializers}
         self.dims: dict[str, list[int]] = {
             i.name: [d.dim_value for d in i.type.tensor_type.shape.dim] for i in model.graph.input
         }
@@ -92,7 +86,7 @@ class Values:
             raise NoMatch(f"an input has more than {MOST_ELEMENTS:,} elements")
         self.free = self.has_named_dims = all(d[0] == 0 for d in self.dims.values())
         self._flow()
-        self.tables = table_sizes(self.nodes, self.weights, list(self.dims))
+        self.tables = table_sizes(self, self.weights, list(self.dims))
         found = self._first_run()
         self.summaries = {name: ValueSummary.of(value) for name, value in found.items()}
         self.value = {name: found[name] for name in self.constant if name in found}
@@ -120,9 +114,8 @@ class Values:
     def _first_run(self) -> dict[str, Array]:
         model = copy_of(self.model)
         del model.graph.value_info[:]
-        have = {o.name for o in model.graph.output}
-        wanted = [o for n in self.nodes for o in n.output if o and o not in have]
-        model.graph.output.extend(onnx.ValueInfoProto(name=o) for o in wanted)
+        wanted = (name for name in self.produced if name not in self.outputs)
+        model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in wanted)
         try:
             session = session_of(model)
         except Exception as error:  # ONNX Runtime's errors have no common public base
@@ -202,25 +195,20 @@ class Values:
 
     def _flow(self) -> None:
         self.constant = set(self.weights)
-        self.maker: dict[str, onnx.NodeProto] = {}
         self.sources: dict[str, list[str]] = {name: [] for name in self.dims}
-        self.users: dict[str, list[onnx.NodeProto]] = {}
-        for node in self.nodes:
-            read = inputs_of(node)
+        self._fixed: set[int] = set()  # positions of nodes that compute constants
+        for k, node in enumerate(self.nodes):
+            read = self.read_by(k)
             fixed = all(i in self.constant for i in read) or node.op_type in ("Shape", "Size")
             fixed |= (
                 node.op_type == "CastLike" and read[0] in self.constant
             )  # only the type is read
-            varying = [i for i in dict.fromkeys(read) if i not in self.constant]
-            for name in filter(None, node.output):
-                self.maker[name] = node
-                if fixed:
-                    self.constant.add(name)
-                else:
-                    self.sources[name] = varying
-            if not fixed:
-                for name in varying:
-                    self.users.setdefault(name, []).append(node)
+            if fixed:
+                self._fixed.add(k)
+                self.constant.update(filter(None, node.output))
+            else:
+                varying = [i for i in read if i not in self.constant]
+                self.sources |= dict.fromkeys(filter(None, node.output), varying)
         self.order = {name: k for k, name in enumerate(self.sources)}
         self.twins: dict[str, list[str]] = {}
 
@@ -233,18 +221,13 @@ class Values:
             if v.kind is not None
         }
 
-    def makers(self, name: str) -> list[onnx.NodeProto]:
-        """The nodes that compute a constant, in order."""
-        need, found = {name}, []
-        for node in reversed(self.nodes):
-            if any(o in need for o in node.output):
-                found.append(node)
-                need.update(inputs_of(node))
-        return found[::-1]
+    def users(self, name: str) -> list[onnx.NodeProto]:
+        """The nodes that use a tensor, except those that compute constants, as from its shape."""
+        return [self.nodes[k] for k in self.user_positions(name) if k not in self._fixed]
 
     def is_quantized(self, name: str) -> bool:
         """Whether a constant is stored as integers that a node of the graph dequantizes."""
-        return any(n.op_type == "DequantizeLinear" for n in self.makers(name))
+        return any(self.nodes[k].op_type == "DequantizeLinear" for k in self.before([name]))
 
     def kind(self, name: str) -> np.dtype[Any]:
         """The element type of a value."""
@@ -330,14 +313,13 @@ class Values:
         self, boundary: Sequence[str], ends: Sequence[str]
     ) -> tuple[list[onnx.NodeProto], set[str]]:
         """The nodes between a cut and some tensors, and the constants that they read."""
-        stop = set(boundary)
-        need = set(ends) - stop
-        nodes: list[onnx.NodeProto] = []
-        for node in reversed(self.nodes):
-            if any(o in need for o in node.output if o not in self.constant):
-                nodes.append(node)
-                need.update(i for i in inputs_of(node) if i not in stop)
-        return nodes[::-1], {i for n in nodes for i in inputs_of(n) if i in self.constant}
+        stop = self.constant.union(boundary)
+        inside = self.before(
+            (name for name in ends if name not in stop),
+            lambda node: [name for name in reads(node) if name not in stop],
+        )
+        constants = {name for k in inside for name in self.read_by(k) if name in self.constant}
+        return [self.nodes[k] for k in inside], constants
 
     def numbers(self, boundary: Sequence[str], ends: Sequence[str]) -> dict[str, Array]:
         """The FP32 constants in between: candidates for priors, biases, temperatures and epsilons."""
