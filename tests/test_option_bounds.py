@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 import capsedge
 from capsedge.cli import app
 from capsedge.cli._commands import Value, VerbOption
-from capsedge.cli._metadata_options import MetadataOptions
-from capsedge.cli._options import batch_sizes
+from capsedge.cli._options import MetadataOptions, batch_sizes
 from capsedge.errors import UsageError
 from capsedge.exporters.build_options import BuildOptions
 from capsedge.exporters.export_options import ExportOptions

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from capsedge.cli import _options
-from capsedge.cli._metadata_options import MetadataOptions, Typical
-from capsedge.cli._options import UserModuleOptions, grouped
+from capsedge.cli._options import MetadataOptions, Typical, UserModuleOptions, grouped
 from capsedge.cli._output import (
     log,
     log_next,

@@ -154,6 +154,22 @@ def sized(tensors: Sequence[Tensor], batch: int) -> tuple[Tensor, ...]:
     return tuple(t[:1].repeat(batch, *[1] * (t.ndim - 1)) for t in tensors)
 
 
+def resized(
+    tensors: Sequence[Tensor],
+    free_axes: Sequence[Sequence[int]],
+    length: int,
+    size: int | None = None,
+) -> list[Tensor]:
+    """Tensors with free axes, or axes of a given size, cut or repeated from the start to another length."""
+    found = list(tensors)
+    for n, axes in enumerate(free_axes):
+        for axis in axes:
+            own = found[n].shape[axis]
+            if size in (None, own):
+                found[n] = found[n].index_select(axis, torch.arange(length) % own)
+    return found
+
+
 def to_fp64(module: nn.Module) -> nn.Module:
     """A copy in FP64."""
     return copy.deepcopy(module).double()

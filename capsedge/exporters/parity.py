@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from capsedge.errors import CapsedgeError, UnsupportedModelError
 from capsedge.exporters.export_report import CaseParity, ExportReport
-from capsedge.exporters.flat_module import run_fp64, to_fp64
-from capsedge.exporters.longest import resized
+from capsedge.exporters.flat_module import resized, run_fp64, to_fp64
 from capsedge.exporters.subject import Subject
 from capsedge.graph import Rewrites
 from capsedge.models.user_code import first_line, line_of, node_lines
@@ -372,7 +371,7 @@ def accepted_inputs(
     example's range at each position replace the refused ones.
 
     Args:
-        cases: of `checks.input_cases`, named ``kind, batch n``.
+        cases: of `input_cases`, named ``kind, batch n``.
         example: the user's.
 
     Raises:

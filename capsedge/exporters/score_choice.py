@@ -15,7 +15,7 @@ from torch import Tensor
 from capsedge.errors import UsageError
 from capsedge.exporters.flat_module import Flat, Scored
 from capsedge.exporters.subject import Subject
-from capsedge.runtime.metadata import ModelMetadata, Outputs
+from capsedge.runtime.metadata import Outputs
 from capsedge.runtime.score_checks import kind_of, probes
 from capsedge.runtime.scores import AS_IT_IS, CAPSULES, ChosenScores, choose_scores
 from capsedge.runtime.user_metadata import (
@@ -29,9 +29,9 @@ from capsedge.spec.vocabularies import LENGTHS, REGRESSION
 
 
 def with_scores(
-    subject: Subject, description: Description, declared: ModelMetadata, batch: int | None
-) -> tuple[Subject, Description, ModelMetadata]:
-    """A described image network with a scores output, and metadata that name it and say why it was chosen.
+    subject: Subject, description: Description, batch: int | None
+) -> tuple[Subject, Description]:
+    """A described image network with a scores output, which metadata and description name with the reason.
 
     Class capsules without scores get an output of their lengths. A regression, and scores that the user names
     and the module returns, stay as they are.
@@ -43,12 +43,14 @@ def with_scores(
         UsageError: it takes no images, none of its outputs holds scores, or several may.
     """
     assert isinstance(subject.module, Flat)  # like every user's own module
+    declared = subject.metadata
+    assert declared is not None
     sizes = tuple(subject.example[0].shape[1:])
     shapes = {n: t.shape for n, t in zip(subject.inputs, subject.example, strict=True)}
     check_takes_images("The network", shapes)
     try:
         if task_of(description, declared) == REGRESSION:
-            return subject, description, declared
+            return subject, description
         preprocessing = preprocessing_for(description, sizes, declared.preprocessing, "The network")
     except UsageError:
         raise
@@ -81,7 +83,7 @@ def with_scores(
     chosen = ChosenScores(NAMED if named else choice.reason)
     if choice.form == AS_IT_IS:
         if named:
-            return subject, description, declared
+            return subject, description
         scores, values = choice.output, outputs[choice.output]
     else:
         made = Scored(subject.outputs.index(choice.output), choice.classes, choice.form == CAPSULES)
@@ -99,7 +101,8 @@ def with_scores(
     poses = choice.poses if sized == (choice.classes,) else ""
     roles = Outputs(scores=scores, kind=kind, poses=given.poses or poses)
     declared = dataclasses.replace(declared, outputs=roles, chosen_scores=chosen)
-    return subject, dataclasses.replace(description, outputs=roles), declared
+    subject = dataclasses.replace(subject, metadata=declared)
+    return subject, dataclasses.replace(description, outputs=roles)
 
 
 def _outputs(

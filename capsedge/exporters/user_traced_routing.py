@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from capsedge.errors import CapsedgeError, UnsupportedModelError
 from capsedge.exporters.parity import session_of
-from capsedge.exporters.traced_routing import RoutingCall, Traced, checked, layers_of
+from capsedge.exporters.traced_routing import Traced, checked, layers_of
 from capsedge.graph import Rewrites
 from capsedge.graph.cleanup import remove_unused_tensors
 from capsedge.graph.functions import attach_functions
@@ -33,6 +33,7 @@ from capsedge.graph.proto import (
 )
 from capsedge.graph.proto import replace as replace_fields
 from capsedge.graph.trace_outputs import without_uniform_passes
+from capsedge.models.ops.registration import RoutingCall
 from capsedge.runtime.routing_trace import TraceLayer
 from capsedge.spec.operators import DOMAIN, ROUTING_OPERATORS, VOTES_AS_INPUT, WINDOWS, operator_of
 

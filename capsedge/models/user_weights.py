@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from capsedge.errors import ArtefactError, UsageError
-from capsedge.models.finite_weights import check_finite
+from capsedge.models.checkpoint import check_finite
 from capsedge.models.torch_file import read_torch, unreadable
 from capsedge.models.unnamed_weights import (
     Unnamed,

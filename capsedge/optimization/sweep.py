@@ -26,6 +26,7 @@ from capsedge.options import takes
 from capsedge.runtime.files.text import format_bytes
 from capsedge.runtime.files.writing import sha256, temporary_folder
 from capsedge.runtime.load import load
+from capsedge.runtime.origin import AnySplit, joint
 from capsedge.runtime.profiling.compare import CAPSEDGE, Entrant, compare
 from capsedge.runtime.profiling.profile import random_inputs
 from capsedge.runtime.profiling.report_html import COLOURS
@@ -41,7 +42,6 @@ from capsedge.runtime.result_summary import (
     save_figure,
 )
 from capsedge.runtime.runtime_options import RuntimeOptions
-from capsedge.runtime.training_split import AnySplit, joint
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -30,12 +30,11 @@ from capsedge.runtime.load import load
 from capsedge.runtime.machine import machine, versions
 from capsedge.runtime.onnx_file.stored_values import refuse_not_finite
 from capsedge.runtime.onnx_file.summary import read_harmless
-from capsedge.runtime.origin import pruned_of
+from capsedge.runtime.origin import AnySplit, pruned_of
 from capsedge.runtime.progress import Progress, silent
 from capsedge.runtime.runtime_options import RuntimeOptions
 from capsedge.runtime.score_checks import score_warnings
 from capsedge.runtime.session import Session
-from capsedge.runtime.training_split import AnySplit
 from capsedge.tolerance import NOISE_FACTOR
 from capsedge.verification.artefact_kind import is_folder
 from capsedge.verification.certificate import Certificate, Link

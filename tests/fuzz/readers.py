@@ -709,7 +709,7 @@ READERS: dict[str, Reader] = {
     "option values": Reader(
         option_values.read, option_values.seeds,
         ("capsedge.options", "capsedge.cli._commands", "capsedge.cli._options",
-         "capsedge.cli._metadata_options", "capsedge.exporters.build_options",
+         "capsedge.exporters.build_options",
          "capsedge.serving.deploy.deploy_options", "capsedge.models.example_inputs"),
     ),
     "JSON requests": Reader(
