@@ -200,7 +200,7 @@ class _QuantizedModel:
     model: onnx.ModelProto
     kept: list[KeptNode]
     assignment: dict[str, str]
-    search: mixed_precision.Search | None = None
+    search: mixed_precision.PrecisionSearch | None = None
 
 
 def _quantized(job: _QuantizationJob, progress: Progress) -> _QuantizedModel:
@@ -209,7 +209,7 @@ def _quantized(job: _QuantizationJob, progress: Progress) -> _QuantizedModel:
         model, kept = float_model.to_fp16(calibration)
         return _QuantizedModel(model, kept, uniform_assignment(float_model.layers, "fp16"))
     ranges = float_model.calibrate(calibration, options.method, options.table, progress)
-    search: mixed_precision.Search | None = None
+    search: mixed_precision.PrecisionSearch | None = None
     assignment = uniform_assignment(float_model.quantizable(options.target), "int8")
     if options.precision == "mixed":
         search, assignment = _searched(job, ranges, progress)
@@ -219,10 +219,10 @@ def _quantized(job: _QuantizationJob, progress: Progress) -> _QuantizedModel:
 
 def _searched(
     job: _QuantizationJob, table: CalibrationTable, progress: Progress
-) -> tuple[mixed_precision.Search, dict[str, str]]:
+) -> tuple[mixed_precision.PrecisionSearch, dict[str, str]]:
     number = 0
 
-    def tried(_: mixed_precision.Candidate) -> None:
+    def tried(_: mixed_precision.PrecisionCandidate) -> None:
         nonlocal number
         number += 1
         progress("candidates", number, number)
@@ -242,7 +242,7 @@ def _searched(
 
 
 @dataclass(frozen=True)
-class _Measured:
+class _MeasuredModel:
     """A quantized model measured against FP32: the result, its bytes, and the precision in which it runs."""
 
     outcome: Outcome
@@ -250,7 +250,9 @@ class _Measured:
     runs: list[ExecutedPrecision]
 
 
-def _measured(job: _QuantizationJob, quantized: _QuantizedModel, progress: Progress) -> _Measured:
+def _measured(
+    job: _QuantizationJob, quantized: _QuantizedModel, progress: Progress
+) -> _MeasuredModel:
     """Measure a model, and describe it in its metadata.
 
     Raises:
@@ -264,7 +266,7 @@ def _measured(job: _QuantizationJob, quantized: _QuantizedModel, progress: Progr
     runs = executed_precision(content, MADE_BY)
     if options.precision != "fp16" and options.target == "ort-cpu":
         check_executed(runs, quantized.assignment, float_model.layers)
-    return _Measured(outcome, content, runs)
+    return _MeasuredModel(outcome, content, runs)
 
 
 def _description(
@@ -293,7 +295,7 @@ def _description(
 
 
 def _finished(
-    job: _QuantizationJob, quantized: _QuantizedModel, measured: _Measured
+    job: _QuantizationJob, quantized: _QuantizedModel, measured: _MeasuredModel
 ) -> QuantizationReport:
     """Write the file.
 
@@ -312,7 +314,7 @@ def _finished(
 
 
 def _report(
-    job: _QuantizationJob, quantized: _QuantizedModel, measured: _Measured, path: Path | None
+    job: _QuantizationJob, quantized: _QuantizedModel, measured: _MeasuredModel, path: Path | None
 ) -> QuantizationReport:
     float_model, splits, options = job.float_model, job.splits, job.options
     metadata = float_model.metadata

@@ -10,9 +10,9 @@ import sys
 
 TYPE_CHECKING = False  # importing typing for it would take longer than `capsedge --version`
 if TYPE_CHECKING:
-    from capsedge.cli._commands import Program
+    from capsedge.cli._commands import CommandLine
 
-    app: Program
+    app: CommandLine
 
 
 def __getattr__(name: str) -> object:

@@ -26,7 +26,7 @@ from torch import nn
 
 import capsedge.models.ops  # noqa: F401  (registers the torch operators)
 from capsedge.errors import CapsedgeError, UnsupportedModelError
-from capsedge.exporters.flat_module import Flat, PerImage, resized
+from capsedge.exporters.flat_module import Flat, ImageByImage, resized
 from capsedge.exporters.subject import Subject
 from capsedge.exporters.user_batch import NoFreeBatch
 from capsedge.exporters.user_errors import FIXED, capture_error, why_fixed
@@ -159,7 +159,7 @@ def capture(
         )
     try:
         found = [
-            _captured(PerImage(flat).eval(), subject.sized(n), opset, free=False) for n in _TWO
+            _captured(ImageByImage(flat).eval(), subject.sized(n), opset, free=False) for n in _TWO
         ]
         return merge(found[0][0], found[1][0], FreeAxis(BATCH, _TWO)), found[0][1]
     except Exception as error:  # as above, and GraphsDiffer
@@ -254,7 +254,7 @@ def _captured(
 ) -> tuple[onnx.ModelProto, torch.export.ExportedProgram]:
     """Args: limits: the largest sizes of free dimensions beside the batch, by their names."""
     dims = _free_dims(subject, free, limits or {})
-    variadic = isinstance(module, (Flat, PerImage)) or hasattr(module, "variadic")
+    variadic = isinstance(module, (Flat, ImageByImage)) or hasattr(module, "variadic")
     shapes: Any = {"inputs": dims} if variadic and dims is not None else dims
     with _quiet(), torch.no_grad():
         program = torch.export.export(module, subject.example, dynamic_shapes=shapes, strict=False)

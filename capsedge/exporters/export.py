@@ -121,7 +121,7 @@ def export(
 
 
 @dataclass(frozen=True)
-class _Job:
+class _ExportJob:
     """What to export, and how; all checked.
 
     Attributes:
@@ -163,7 +163,7 @@ def _checked(
     free_axes: FreeAxes | None,
     check_inputs: Inputs | None,
     description: Description,
-) -> _Job:
+) -> _ExportJob:
     """Check the arguments of `export`, which has the errors."""
     check_module(module)
     ops, opset, batch = resolve(options.target, options.ops, options.opset, options.batch)
@@ -176,7 +176,7 @@ def _checked(
         check_writable(file)
     check_parameters(module)
     check_finite(module)
-    return _Job(
+    return _ExportJob(
         module, file, options, example, free_axes, check_inputs, description, ops, opset, batch
     )
 
@@ -211,7 +211,7 @@ class _Captured:
     notes: tuple[str, ...] = ()
 
 
-def _captured(job: _Job, progress: Progress) -> _Captured:
+def _captured(job: _ExportJob, progress: Progress) -> _Captured:
     """Capture the module; one that allows no free batch, at a batch that it works with.
 
     Raises:
@@ -229,7 +229,7 @@ def _captured(job: _Job, progress: Progress) -> _Captured:
             return replace(_captured_at(job, error.batch, progress), fixed=(error.note,))
 
 
-def _captured_at(job: _Job, batch: int | None, progress: Progress) -> _Captured:
+def _captured_at(job: _ExportJob, batch: int | None, progress: Progress) -> _Captured:
     subject, description = _subject(job, batch), job.description
     if description and job.is_user_module:
         subject, description = with_scores(
@@ -258,7 +258,7 @@ def _captured_at(job: _Job, batch: int | None, progress: Progress) -> _Captured:
     )
 
 
-def _subject(job: _Job, batch: int | None) -> Subject:
+def _subject(job: _ExportJob, batch: int | None) -> Subject:
     """The module with its inputs and outputs.
 
     Raises:
@@ -318,7 +318,7 @@ class _Compared:
         return all(p.passed or p.outside for p in self.parity)
 
 
-def _compared(job: _Job, captured: _Captured, progress: Progress) -> _Compared:
+def _compared(job: _ExportJob, captured: _Captured, progress: Progress) -> _Compared:
     """Run the graph and the module on random, hard and the caller's own inputs.
 
     Raises:
@@ -342,7 +342,7 @@ def _compared(job: _Job, captured: _Captured, progress: Progress) -> _Compared:
     return _Compared(cases, results, notes, unsaved)
 
 
-def _cases(job: _Job, captured: _Captured) -> tuple[list[parity.Case], tuple[str, ...]]:
+def _cases(job: _ExportJob, captured: _Captured) -> tuple[list[parity.Case], tuple[str, ...]]:
     """The inputs to compare on, and notes on hard ones that a user's module does not accept."""
     subject, own = captured.subject, captured.check_inputs
     batches = subject.batches if captured.batch is None else (captured.batch,)
@@ -357,7 +357,7 @@ def _cases(job: _Job, captured: _Captured) -> tuple[list[parity.Case], tuple[str
 
 
 @contextlib.contextmanager
-def _explaining(job: _Job, captured: _Captured | None = None) -> Iterator[None]:
+def _explaining(job: _ExportJob, captured: _Captured | None = None) -> Iterator[None]:
     """Explain failures of a user's module; those of the package's own models are left as they are."""
     if not job.is_user_module:
         yield
@@ -371,7 +371,7 @@ def _explaining(job: _Job, captured: _Captured | None = None) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class _File:
+class _ExportedFile:
     """The bytes of the file, its metadata (None without any), notes, and warnings about its scores."""
 
     data: bytes
@@ -380,7 +380,7 @@ class _File:
     warnings: tuple[str, ...] = ()
 
 
-def _described(job: _Job, captured: _Captured, compared: _Compared) -> _File:
+def _described(job: _ExportJob, captured: _Captured, compared: _Compared) -> _ExportedFile:
     """The file with its metadata, if there are any and every comparison passed.
 
     A traced user network without a description may not take images, and there is metadata only for images;
@@ -389,7 +389,7 @@ def _described(job: _Job, captured: _Captured, compared: _Compared) -> _File:
     subject, lowered = captured.subject, captured.lowered
     data, metadata = lowered.model.SerializeToString(), subject.metadata
     if metadata is None or not compared.passed:
-        return _File(data, metadata)
+        return _ExportedFile(data, metadata)
     metadata = replace(metadata, parity=_measured(job, captured, compared))
     if subject.traced is not None:
         metadata = replace(metadata, trace=TraceOutputs(subject.traced.layers))
@@ -405,11 +405,11 @@ def _described(job: _Job, captured: _Captured, compared: _Compared) -> _File:
             f"the file does not state its trace, which is outputs as any other: {error.why} `session.trace` "
             "and `see` need a network of images with class_names (docs/how-to/export.md#trace)"
         )
-        return _File(data, metadata, (note,))
-    return _File(described.data, described.metadata, (), described.warnings)
+        return _ExportedFile(data, metadata, (note,))
+    return _ExportedFile(described.data, described.metadata, (), described.warnings)
 
 
-def _measured(job: _Job, captured: _Captured, compared: _Compared) -> dict[str, Any]:
+def _measured(job: _ExportJob, captured: _Captured, compared: _Compared) -> dict[str, Any]:
     """The comparison, for the metadata, and why its batch is fixed."""
     counted = required(compared.parity)
     atol, rtol = job.options.tolerance
@@ -429,7 +429,11 @@ def _measured(job: _Job, captured: _Captured, compared: _Compared) -> dict[str, 
 
 
 def _finished(
-    job: _Job, captured: _Captured, compared: _Compared, file: _File, progress: Progress
+    job: _ExportJob,
+    captured: _Captured,
+    compared: _Compared,
+    file: _ExportedFile,
+    progress: Progress,
 ) -> ExportReport:
     """Write the file, unless a comparison failed.
 
@@ -446,7 +450,9 @@ def _finished(
     return report
 
 
-def _report(job: _Job, captured: _Captured, compared: _Compared, file: _File) -> ExportReport:
+def _report(
+    job: _ExportJob, captured: _Captured, compared: _Compared, file: _ExportedFile
+) -> ExportReport:
     subject, lowered = captured.subject, captured.lowered
     trace = subject.traced.notes if subject.traced else ()
     atol, rtol = job.options.tolerance
@@ -479,7 +485,7 @@ def _report(job: _Job, captured: _Captured, compared: _Compared, file: _File) ->
     )
 
 
-def _cause(job: _Job, captured: _Captured, compared: _Compared, report: ExportReport) -> str:
+def _cause(job: _ExportJob, captured: _Captured, compared: _Compared, report: ExportReport) -> str:
     """The origin of a difference: what is captured again, in other ways, agrees or not."""
 
     def again(

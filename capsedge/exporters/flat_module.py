@@ -16,7 +16,7 @@ from capsedge.models.user_code import on_cpu
 
 
 @dataclass(frozen=True)
-class Scored:
+class AddedScores:
     """Scores ``[N, J]`` computed from an output.
 
     Attributes:
@@ -54,7 +54,7 @@ class Flat(nn.Module):
         module: nn.Module,
         ranks: Sequence[int] | None = None,
         each: bool = False,
-        scored: Scored | None = None,
+        scored: AddedScores | None = None,
     ) -> None:
         super().__init__()
         self.module, self.each, self.scored = module, each, scored
@@ -88,7 +88,7 @@ def _copy_outputs(values: tuple[Tensor, ...], inputs: tuple[Tensor, ...]) -> tup
     return tuple(found)
 
 
-class PerImage(nn.Module):
+class ImageByImage(nn.Module):
     """A flat module applied to every image on its own, however its code treats the batch."""
 
     def __init__(self, flat: Flat) -> None:

@@ -312,7 +312,7 @@ def _first_node(
     tolerance: Tolerance,
 ) -> str:
     """The first value of the program that the file computes differently."""
-    recorded = _Recorder(program.module())
+    recorded = _NodeRecorder(program.module())
     with torch.no_grad():
         recorded.run(*tensors)
     made = {o for n in model.graph.node for o in n.output}
@@ -343,7 +343,7 @@ def _differs(actual: np.ndarray, expected: np.ndarray, tolerance: Tolerance) -> 
     return bool(len(off)) and not excess(off[:, None], whole, tolerance, 0.0).max() <= 1
 
 
-class _Recorder(torch.fx.Interpreter):
+class _NodeRecorder(torch.fx.Interpreter):
     """Runs a program and records every tensor with the user's line that produced it."""
 
     def __init__(self, module: Any) -> None:

@@ -75,7 +75,7 @@ def child_map(
     Returns:
         None if there is no such map, a capsule depends on several positions, or the order is another.
     """
-    part = _Part(model, tensor)
+    part = _RoutingPart(model, tensor)
     if part.grid is None or not 1 < np.prod(part.grid) <= _MAX_POSITIONS:
         return None
     try:
@@ -95,7 +95,7 @@ def child_map(
     return None
 
 
-class _Part:
+class _RoutingPart:
     """The nodes between maps and a tensor.
 
     Attributes:
@@ -222,7 +222,11 @@ class TracedGraph(Traced):
     """
 
     def __init__(
-        self, module: nn.Module, layers: Sequence[TraceLayer], calls: Sequence[str], inputs: _Inputs
+        self,
+        module: nn.Module,
+        layers: Sequence[TraceLayer],
+        calls: Sequence[str],
+        inputs: _NodeInputs,
     ) -> None:
         super().__init__(module, layers, calls)
         self.inputs = inputs
@@ -232,7 +236,7 @@ class TracedGraph(Traced):
         return outputs, self.inputs.calls(inputs)
 
 
-class _Inputs:
+class _NodeInputs:
     """The inputs of a graph's routing nodes.
 
     Args:
@@ -260,7 +264,7 @@ class _Inputs:
         attach_functions(runnable, Rewrites.none())
         self.session = session_of(runnable)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Inputs:
+    def __deepcopy__(self, memo: dict[int, Any]) -> _NodeInputs:
         return self  # it does not change
 
     def feeds(self, inputs: Sequence[Tensor]) -> dict[str, np.ndarray]:
@@ -319,7 +323,7 @@ def traced_graph(
     graph = without_uniform_passes(model)
     if not _routing_nodes(graph):
         raise _without_operators(not_fused)
-    inputs = _Inputs(graph)
+    inputs = _NodeInputs(graph)
     with torch.no_grad():
         calls = inputs.calls(example)
     names = _names(graph, inputs.nodes, calls, len(example[0]))

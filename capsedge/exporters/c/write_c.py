@@ -16,9 +16,9 @@ from capsedge.exporters.c import folder, measurement, naming
 from capsedge.exporters.c.fit import check_fit
 from capsedge.exporters.c.graph import Translation, prepare
 from capsedge.exporters.c.plan import plan
-from capsedge.exporters.c.program import Constants, Program, Value
+from capsedge.exporters.c.program import Constants, Program, ProgramValue
 from capsedge.exporters.c.reconstruct import translate_decoder
-from capsedge.exporters.c.source import Function, Library, Output
+from capsedge.exporters.c.source import COutput, Function, Library
 from capsedge.graph import proto
 from capsedge.graph.check import checked
 from capsedge.graph.check_steps import Bounds
@@ -302,7 +302,7 @@ def _meaning(name: str, metadata: ModelMetadata | None) -> str:
 
 def _write_outputs(
     run: Translation, names: list[str], metadata: ModelMetadata | None
-) -> tuple[Output, ...]:
+) -> tuple[COutput, ...]:
     """Make the program deliver every output to the caller as soon as it is computed."""
     program, outputs = run.program, []
     fields: list[str] = []
@@ -311,11 +311,11 @@ def _write_outputs(
         fields.append(field)
         value = run.outputs[name]
         _deliver(program, value, field)
-        outputs.append(Output(name, field, value.shape, _meaning(name, metadata)))
+        outputs.append(COutput(name, field, value.shape, _meaning(name, metadata)))
     return tuple(outputs)
 
 
-def _deliver(program: Program, value: Value, field: str) -> None:
+def _deliver(program: Program, value: ProgramValue, field: str) -> None:
     """Insert the copy to the caller after the last step that writes the value."""
     before = len(program.steps)
     program.begin(field, "Output")

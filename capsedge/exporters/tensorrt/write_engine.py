@@ -19,10 +19,10 @@ from capsedge.errors import EnvironmentProblem, UsageError
 from capsedge.exporters.build_options import BuildOptions
 from capsedge.exporters.tensorrt import lowering
 from capsedge.exporters.tensorrt.engine_builder import (
+    BuildProgress,
     Built,
-    Limits,
+    EngineLimits,
     Listener,
-    Progress,
     build_engine,
 )
 from capsedge.exporters.tensorrt.lowering import name_nodes
@@ -44,7 +44,7 @@ from capsedge.runtime.backends.tensorrt_rtx import (
     check_parser_takes_plugins,
     import_for,
 )
-from capsedge.runtime.engine_metadata import Machine
+from capsedge.runtime.engine_metadata import BuildMachine
 from capsedge.runtime.files import reading
 from capsedge.runtime.files.text import format_bytes
 from capsedge.runtime.files.writing import (
@@ -140,7 +140,7 @@ def write_engine(
     if options.target == TENSORRT_RTX:
         capabilities = capabilities or DEFAULT_CAPABILITIES
         check_capabilities(trt, capabilities)
-        here = Machine(trt.__version__, "", "", "", platform.machine())
+        here = BuildMachine(trt.__version__, "", "", "", platform.machine())
     else:
         cuda = load_cuda()
         here = replace(this_machine(trt, cuda, options.device), power_mode=power_mode())
@@ -171,7 +171,7 @@ class _EngineJob:
     model: onnx.ModelProto
     precision: str
     trt: Any
-    machine: Machine
+    machine: BuildMachine
     capabilities: tuple[str, ...]
     shown: Path
 
@@ -198,7 +198,7 @@ def _build(job: _EngineJob, report: Listener) -> BuildReport:
         namespace = load_plugin(builder.get_plugin_registry(), library, logger)
         lowered = lowering.fused(model, namespace)
     name_nodes(lowered, job.source)
-    limits = Limits(
+    limits = EngineLimits(
         batch=batch,
         length=length,
         workspace=options.workspace,
@@ -207,7 +207,7 @@ def _build(job: _EngineJob, report: Listener) -> BuildReport:
         compute_capabilities=job.capabilities,
     )
     built = build_engine(
-        trt, builder, logger, lowered.SerializeToString(), limits, Progress(report), library
+        trt, builder, logger, lowered.SerializeToString(), limits, BuildProgress(report), library
     )
     lowering.compare(job.precision, built.layers)
     write_bytes(job.target, built.plan)
@@ -219,7 +219,11 @@ def _build(job: _EngineJob, report: Listener) -> BuildReport:
 
 
 def _metadata(
-    job: _EngineJob, model: onnx.ModelProto, library: Path | None, limits: Limits, built: Built
+    job: _EngineJob,
+    model: onnx.ModelProto,
+    library: Path | None,
+    limits: EngineLimits,
+    built: Built,
 ) -> engine_metadata.EngineMetadata:
     """The metadata of a written engine; ``model`` is what was built, ``library`` its plugins."""
     return engine_metadata.EngineMetadata(

@@ -47,7 +47,7 @@ def compiled() -> Iterator[None]:
         _compiling = before
 
 
-class Operator:
+class TorchOperator:
     """The operator ``capsedge::<name>``, or its compiled definition within ``compiled()``.
 
     Attributes:
@@ -71,7 +71,7 @@ class Operator:
 
 def register(
     name: str, definition: Callable[..., Any], fake: Callable[..., Any], tensor_count: int
-) -> Operator:
+) -> TorchOperator:
     """Register a definition as the operator ``capsedge::<name>``, with shapes and gradient.
 
     The votes are not kept between forward and backward: the definition runs again in backward, as with
@@ -122,7 +122,7 @@ def register(
     op = torch.library.custom_op(f"capsedge::{name}", forward, mutates_args=())
     op.register_fake(fake)
     op.register_autograd(backward, setup_context=setup_context)
-    return Operator(op, definition)
+    return TorchOperator(op, definition)
 
 
 # --- Decompositions into ATen operators, for compilers that do not know ``capsedge`` ---

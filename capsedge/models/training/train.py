@@ -110,7 +110,7 @@ def train(
     check_device(device)
     job = _EpochsJob(config, recipe, data, test, folder, training_split)
     begun = _check(job, resume)
-    run = _Run.new(job, initial, device)
+    run = _TrainingRun.new(job, initial, device)
     make_folder(folder)
     for file in files(folder):
         check_writable(file)
@@ -211,7 +211,7 @@ def _measured(job: _EpochsJob, model: CapsuleModel) -> dict[str, Any]:
 
 
 @dataclass
-class _Run:
+class _TrainingRun:
     """A run: everything that has a state, and the folder that stores it.
 
     Attributes:
@@ -232,7 +232,7 @@ class _Run:
     history: list[dict[str, Any]] = field(default_factory=list)
 
     @classmethod
-    def new(cls, job: _EpochsJob, initial: CapsuleModel | None, device: str) -> _Run:
+    def new(cls, job: _EpochsJob, initial: CapsuleModel | None, device: str) -> _TrainingRun:
         """A run before its first step.
 
         Raises:

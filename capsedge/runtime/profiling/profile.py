@@ -31,7 +31,7 @@ from capsedge.runtime.profiling.timing import (
     stable_window,
     summarize,
 )
-from capsedge.runtime.profiling.worker import Limits, take_times, timed_runs
+from capsedge.runtime.profiling.worker import RunLimits, take_times, timed_runs
 from capsedge.runtime.progress import Progress, silent
 from capsedge.runtime.result_summary import LINES, Row, Summarized, Summary, short
 from capsedge.runtime.session import Session
@@ -347,9 +347,9 @@ def _escalated(session: Session, feeds: Feeds) -> float | None:
     return float(session.run(feeds)[session.roles.escalated].mean())
 
 
-def limits_of(options: ProfileOptions) -> Limits:
+def limits_of(options: ProfileOptions) -> RunLimits:
     """The limits of a measurement."""
-    return Limits(options.warmup, options.duration, options.iterations)
+    return RunLimits(options.warmup, options.duration, options.iterations)
 
 
 def _batches(session: Session, wanted: Sequence[int]) -> Sequence[int]:
