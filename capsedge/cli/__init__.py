@@ -56,10 +56,10 @@ def _run() -> int:
 
     try:
         if sys.argv[1:] == ["--version"]:  # before anything unneeded is imported
-            from capsedge import __version__
             from capsedge.cli._output import say
+            from capsedge.spec.version import VERSION
 
-            say(__version__)
+            say(VERSION)
         else:
             from capsedge.cli._commands import app
 

@@ -383,9 +383,9 @@ def _explained(error: click.UsageError, ctx: click.Context) -> UsageError:
 
 def _version(ctx: click.Context, param: click.Parameter, asked: bool) -> None:
     if asked:
-        from capsedge import __version__
+        from capsedge.spec.version import VERSION
 
-        say(__version__)
+        say(VERSION)
         ctx.exit()
 
 

@@ -15,7 +15,6 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from capsedge import __version__
 from capsedge.datasets import ImageSet
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.graph.random_nodes import refuse_random
@@ -35,6 +34,7 @@ from capsedge.runtime.progress import Progress, silent
 from capsedge.runtime.runtime_options import RuntimeOptions
 from capsedge.runtime.score_checks import score_warnings
 from capsedge.runtime.session import Session
+from capsedge.spec.version import VERSION
 from capsedge.tolerance import NOISE_FACTOR
 from capsedge.verification.artefact_kind import is_folder
 from capsedge.verification.certificate import Certificate, Link
@@ -277,7 +277,7 @@ def _warnings(session: Session, decisions: Decisions | None, data: str) -> list[
 def software() -> dict[str, str]:
     """The versions of the software that a comparison depends on."""
     return {
-        "capsedge": __version__,
+        "capsedge": VERSION,
         **versions("torch", "onnxruntime", "onnx", "numpy"),
         "python": platform.python_version(),
     }

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from capsedge import __version__
 from capsedge.errors import ArtefactError, CapsedgeError, UsageError
 from capsedge.exporters.c import naming
 from capsedge.exporters.c.fit import code_bound, layer_table
@@ -24,6 +23,7 @@ from capsedge.runtime.files.writing import unchanged
 from capsedge.runtime.metadata import ModelMetadata
 from capsedge.spec import limits
 from capsedge.spec.fields import C_KIND, COMPILED_SCHEMA, WASM_KIND
+from capsedge.spec.version import VERSION
 
 _OTHER_FILES = (
     "main.c",
@@ -253,7 +253,7 @@ def describe(
         "schema": COMPILED_SCHEMA,
         "kind": C_KIND,
         "name": lib.name,
-        "version": __version__,
+        "version": VERSION,
         "source": {
             "file": printable(file.name),
             "sha256": hashlib.sha256(data).hexdigest(),

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import onnx
 
-from capsedge import __version__
 from capsedge.errors import UnsupportedModelError, UsageError
 from capsedge.exporters.c import folder, measurement, naming
 from capsedge.exporters.c.fit import check_fit
@@ -29,6 +28,7 @@ from capsedge.runtime.metadata import ModelMetadata
 from capsedge.runtime.onnx_file import summary
 from capsedge.runtime.result_summary import Row, Summarized, Summary
 from capsedge.spec import limits
+from capsedge.spec.version import VERSION
 from capsedge.spec.vocabularies import POSES, RECONSTRUCTION
 
 
@@ -187,7 +187,7 @@ def translate(
         decoder = translate_decoder(data, poses, capsules, constants)
     labels = metadata.class_names if metadata is not None else ()
     heading = (
-        f"{naming.in_comment(file)}, written as C by capsedge {naming.in_comment(__version__)}; do not edit.",
+        f"{naming.in_comment(file)}, written as C by capsedge {naming.in_comment(VERSION)}; do not edit.",
         "Every sum has a fixed order: with -ffp-contract=off, results are the same bits on every machine.",
     )
     library = Library(

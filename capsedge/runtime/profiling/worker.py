@@ -238,10 +238,10 @@ def _send(document: dict[str, Any]) -> None:
 
 def load_capsedge(s: Specification) -> tuple[Run, str]:
     """The runtime of this package."""
-    from capsedge import __version__
     from capsedge.runtime import machine
     from capsedge.runtime.load import load
     from capsedge.runtime.runtime_options import RuntimeOptions
+    from capsedge.spec.version import VERSION
 
     options = RuntimeOptions(
         device=s.device, threads=s.threads or None, ops=s.ops, provider=s.provider, graphs=s.graphs
@@ -249,7 +249,7 @@ def load_capsedge(s: Specification) -> tuple[Run, str]:
     session = load(s.model, options)
     package = "onnxruntime" if session.backend.engine_metadata is None else "tensorrt"
     below = f"{package} {machine.versions(package).get(package, 'unknown')}"
-    return session.run, f"capsedge {__version__} ({session.backend.ops}), {below}"
+    return session.run, f"capsedge {VERSION} ({session.backend.ops}), {below}"
 
 
 def load_ort(s: Specification) -> tuple[Run, str]:
