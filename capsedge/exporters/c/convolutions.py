@@ -59,6 +59,11 @@ class Geometry:
         """Whether a window can leave the image, or is not dense in it."""
         return any(self.pads) or self.dilations[1] != 1
 
+    def numbers(self, outputs: int) -> list[int]:
+        """The numbers of a convolution to so many channels, as its structures begin."""
+        sizes = (self.height, self.width, self.channels, outputs, *self.kernel)
+        return [*sizes, *self.strides, *self.pads[:2], *self.dilations, *self.out]
+
     def slide(self, outputs: int, size: int, together: int) -> int:
         """How many bytes before the input the output may start without overwriting values still to be read.
 
@@ -204,19 +209,7 @@ def convolve(
     g = _checked(node, x, weight)
     m, inside, kh, kw = weight.shape
     groups = int(node.attributes.get("group", 1))
-    numbers = [
-        g.height,
-        g.width,
-        g.channels,
-        m,
-        kh,
-        kw,
-        *g.strides,
-        *g.pads[:2],
-        *g.dilations,
-        *g.out,
-    ]
-    struct = _struct("caps_conv", [*numbers, int(node.relu)])
+    struct = _struct("caps_conv", [*g.numbers(m), int(node.relu)])
     result, images = _images(program, x, (g.n, m, *g.out), "float32")
     products = g.out[0] * g.out[1] * weight.size
     for image, out in images:
@@ -288,19 +281,7 @@ def _quantized_convolution(program: Program, node: CNode) -> list[ProgramValue]:
         )
     rows, chunk = chunks_of(kh, kw * inside)
     packed = pack_int8(weight, rows, chunk)
-    numbers = [
-        g.height,
-        g.width,
-        g.channels,
-        m,
-        kh,
-        kw,
-        *g.strides,
-        *g.pads[:2],
-        *g.dilations,
-        *g.out,
-    ]
-    numbers += [rows, chunk, int(x_zero[0]), int(y_zero[0])]
+    numbers = [*g.numbers(m), rows, chunk, int(x_zero[0]), int(y_zero[0])]
     struct = _struct("caps_conv_q8_t", numbers)
     names = [program.constants.add(v) for v in (packed, bias, factor)]
     scratch = 4 * chunk + (chunk if inside % 4 else 0) + (2 * bias.size * 4 if rows < kh else 0)
