@@ -34,7 +34,7 @@ from capsedge.models import build, get_config
 from capsedge.models.configs import CapsuleConv, Conv, ModelConfig
 from capsedge.models.training import augment
 from capsedge.models.training.evaluate import to_input
-from capsedge.models.training.train import cross_entropy_loss, fast_math, margin_loss, spread_loss
+from capsedge.models.training.losses import cross_entropy_loss, fast_math, margin_loss, spread_loss
 from capsedge.runtime.result_summary import new_figure, save_figure
 
 SIDE, SHIFT, BATCH = 40, 6, 128

@@ -26,7 +26,7 @@ from benchmarks.common import machine
 from capsedge.models import get_config
 from capsedge.models.checkpoint import load_checkpoint
 from capsedge.models.stems import make_stem
-from capsedge.models.training.train import cross_entropy_loss
+from capsedge.models.training.losses import cross_entropy_loss
 from capsedge.runtime.zoo import zoo_checkpoint
 from tools.zoo.train_photos import MODEL, SIDE, BFloat16, load, train
 

@@ -150,13 +150,13 @@ def compiled(function: Callable[[], object], mode: str) -> dict[str, Any]:
     import torch
     from torch._dynamo.utils import counters
 
-    from capsedge.models.ops.registration import Operator
+    from capsedge.models.ops.registration import TorchOperator
 
     torch._dynamo.reset()
     counters.clear()
     start = time.perf_counter()
     fast = torch.compile(function, mode=mode, dynamic=False, fullgraph=True)
-    with mock.patch.object(Operator, "__call__", lambda self, *args: self._definition(*args)):
+    with mock.patch.object(TorchOperator, "__call__", lambda self, *args: self._definition(*args)):
         with torch.no_grad():
             for _ in range(4):  # compiles, warms up, records the CUDA graph, replays it
                 fast()

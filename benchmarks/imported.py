@@ -38,7 +38,7 @@ from capsedge.models.user_code import on_cpu
 from capsedge.models.user_module import UserModuleSpec, load_user_module
 from capsedge.runtime.profiling.compare import CAPSEDGE, Entrant, Entry, compare
 from capsedge.runtime.profiling.compare_models import TORCH_WORKER
-from capsedge.runtime.profiling.worker import Limits, Specification
+from capsedge.runtime.profiling.worker import RunLimits, Specification
 
 _HERE = Path(__file__).with_name("imported_networks.py")
 _PIXELS = {"height": 32, "width": 32, "scale": 1 / 255}
@@ -141,7 +141,9 @@ def measure(
             TORCH_WORKER,
         ),
     ]
-    found = compare(entrants, {"images": example.numpy()}, Limits(0.3, seconds, 20), lambda _: None)
+    found = compare(
+        entrants, {"images": example.numpy()}, RunLimits(0.3, seconds, 20), lambda _: None
+    )
     return {
         "network": network.name,
         "batch": batch,

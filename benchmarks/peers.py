@@ -27,7 +27,7 @@ import numpy as np
 from benchmarks.common import machine, statistics
 from capsedge.errors import CapsedgeError
 from capsedge.runtime.profiling.compare import TOLERANCE, Entrant, Entry, compare
-from capsedge.runtime.profiling.worker import Limits, Specification
+from capsedge.runtime.profiling.worker import RunLimits, Specification
 from capsedge.runtime.result_summary import save_figure
 
 MODELS = (
@@ -98,7 +98,7 @@ def measure(
         specification = replace(PEERS[name], model=file, threads=threads)
         tolerance = BFLOAT16 if name == OPENVINO_DEFAULT else TOLERANCE
         entrants.append(Entrant(name, specification, model, WORKER, tolerance))
-    limits = Limits(seconds / 2, seconds, rounds)
+    limits = RunLimits(seconds / 2, seconds, rounds)
     failed = []
     while entrants:
         try:

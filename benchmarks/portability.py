@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from benchmarks.common import machine, replace_between
 from capsedge.errors import EnvironmentProblem
 from capsedge.runtime.profiling.startup import Worker
-from capsedge.runtime.profiling.worker import Limits, Specification, take_times
+from capsedge.runtime.profiling.worker import RunLimits, Specification, take_times
 
 WORKER = Path(__file__).with_name("runtimes.py")
 RUNTIMES = (
@@ -135,7 +135,7 @@ def row(
             # Another interpreter must not see this one's packages.
             with Worker(asked, (python, "-I", str(WORKER)), limit) as worker:
                 found, said = worker.outputs(), worker.first["version"]
-                samples, _ = worker.round(Limits(0.0, seconds, 3))
+                samples, _ = worker.round(RunLimits(0.0, seconds, 3))
         except EnvironmentProblem as error:
             text = f"{error.what} {error.why}".strip().replace(str(file), file.name)
             return Row(runtime, "", model, precision, False, ours_ms=prepared.ours_ms, problem=text)
@@ -168,7 +168,7 @@ def prepare(model: str, folder: Path) -> dict[str, Prepared]:
     images = rng.random((IMAGES, *shape)).astype(np.float32)
     inputs = folder / f"{model}.npz"
     np.savez(inputs, **{session.inputs[0].name: images})
-    samples = take_times(lambda: session.run(images[:1]), Limits(0.2, 1.0, 3))
+    samples = take_times(lambda: session.run(images[:1]), RunLimits(0.2, 1.0, 3))
     ours = 1e3 * float(np.median(samples))
 
     program = write_program(source, images[:1], folder / f"{model}.pt2")

@@ -22,7 +22,7 @@ import onnx
 
 from benchmarks.common import machine, statistics
 from capsedge.runtime.profiling.compare import Entrant, compare
-from capsedge.runtime.profiling.worker import Limits, Specification
+from capsedge.runtime.profiling.worker import RunLimits, Specification
 
 FILES = {
     "capsedge int8": ("capsedge", "int8.onnx"),
@@ -106,7 +106,7 @@ def speed(
         specification = Specification(peer, str(folder / file), threads=threads, ops=ops)
         entrants.append(Entrant(label, specification, label))
     found = compare(
-        entrants, {"images": images}, Limits(seconds / 2, seconds, rounds), rounds=rounds
+        entrants, {"images": images}, RunLimits(seconds / 2, seconds, rounds), rounds=rounds
     )
     rows = [
         {

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-__version__ = "0.1.0"
+from capsedge.spec.version import VERSION as __version__  # noqa: N811
 
 # ONNX Runtime 1.29 and newer reports models and the machine to its maker and keeps an identifier in the home
 # folder. Only this variable, set before the first session, disables that; set it to 0 to allow it.

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 import capsedge
 from capsedge.cli import app
-from capsedge.cli._commands import Value, VerbOption
-from capsedge.cli._metadata_options import MetadataOptions
-from capsedge.cli._options import batch_sizes
+from capsedge.cli._commands import OptionValue, VerbOption
+from capsedge.cli._options import MetadataOptions, batch_sizes
 from capsedge.errors import UsageError
 from capsedge.exporters.build_options import BuildOptions
 from capsedge.exporters.export_options import ExportOptions
@@ -88,12 +87,12 @@ def test_every_number_of_a_verb_has_both_bounds() -> None:
     assert not free
 
 
-def _numeric() -> Iterator[tuple[str, VerbOption, Value]]:
+def _numeric() -> Iterator[tuple[str, VerbOption, OptionValue]]:
     for name, verb in verbs(app):
         for option in verb.params:
             value = option.type
             own = getattr(value, "_parse", None) not in (whole, number)
-            if isinstance(option, VerbOption) and isinstance(value, Value) and not own:
+            if isinstance(option, VerbOption) and isinstance(value, OptionValue) and not own:
                 yield name, option, value
 
 

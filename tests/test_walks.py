@@ -59,3 +59,15 @@ def test_a_command_is_walked(
     assert found["merged"]["files"] < found["now"]["files"]
     assert walks.main(["--often", "1", "inspect", missing]) == 2
     assert "changes of file" in capsys.readouterr().out
+
+
+@pytest.mark.thorough
+def test_an_export_stays_within_a_few_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a newcomer reads to follow a checkpoint to its file; the number only falls."""
+    for setting in ("freeze", "set_threshold"):  # of this process
+        monkeypatch.setattr(f"gc.{setting}", lambda *_: None)
+    assert walks.main(["--json", "export", "-o", str(tmp_path / "m.onnx")]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])["now"]
+    assert found["files"] <= 80, found["modules"]

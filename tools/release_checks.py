@@ -15,7 +15,7 @@ _IN_A_LOCK = r'"name": "capsedge",\n +"version": "([^"]+)"'
 # Every place with the version. Edit the one in capsedge; `python -m tools.spec` writes the others.
 PLACES = {
     "pyproject.toml": r'^version = "([^"]+)"$',
-    "capsedge/__init__.py": r'^__version__ = "([^"]+)"$',
+    "capsedge/spec/version.py": r'^VERSION = "([^"]+)"$',
     "capsedge/runtime/native/libcapsedge/include/capsedge.h": r'^#define CAPSEDGE_VERSION "([^"]+)"$',
     "capsedge/runtime/web/package.json": r'^  "version": "([^"]+)",$',
     "capsedge/runtime/web/package-lock.json": _IN_A_LOCK,

@@ -16,7 +16,7 @@ from capsedge.metrics import Decisions, ErrorCount, OutputError, has_columns
 from capsedge.runtime.predictions import DEFAULT_THRESHOLD
 from capsedge.runtime.profiling.profile import random_inputs
 from capsedge.runtime.profiling.timing import summarize
-from capsedge.runtime.profiling.worker import Limits, take_times
+from capsedge.runtime.profiling.worker import RunLimits, take_times
 from capsedge.runtime.progress import Progress, silent
 from capsedge.runtime.score_checks import check_computed
 from capsedge.runtime.scores import (
@@ -244,7 +244,7 @@ class Gate:
 
 # --- Comparing the outputs of two files ---
 
-RANKING = Limits(warmup=0.05, duration=0.0, iterations=30)
+RANKING = RunLimits(warmup=0.05, duration=0.0, iterations=30)
 Array = NDArray[Any]
 CriterionOutputs = dict[str, list[Array]]
 """The judged outputs: the results of every run, of as many samples as the run had."""

@@ -54,10 +54,10 @@ def emit(model: onnx.ModelProto, limits: Limits) -> tuple[onnx.ModelProto, list[
     Args:
         limits: smallest and largest value of the graph's FP32 tensors on the calibration images.
     """
-    return _Emitter(model, limits).run()
+    return _Fp16Emitter(model, limits).run()
 
 
-class _Emitter:
+class _Fp16Emitter:
     def __init__(self, model: onnx.ModelProto, limits: Limits) -> None:
         self.graph = LayerGraph(model)
         self.limits = limits

@@ -38,10 +38,10 @@ def emit(
     weights are stored in few bits and converted back to FP32 by nodes that ONNX Runtime folds when it loads
     the file.
     """
-    return _Emitter(model, layers, assignment, table).run()
+    return _Int8Emitter(model, layers, assignment, table).run()
 
 
-class _Emitter:
+class _Int8Emitter:
     def __init__(
         self,
         model: onnx.ModelProto,

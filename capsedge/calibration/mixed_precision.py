@@ -31,7 +31,7 @@ SEARCHED = 0.75  # share of the allowed errors that a search may use
 
 
 @dataclass(frozen=True)
-class Candidate:
+class PrecisionCandidate:
     """An assignment that was tried.
 
     Attributes:
@@ -60,26 +60,26 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Search:
+class PrecisionSearch:
     """All candidates, in the order in which they were tried."""
 
-    candidates: list[Candidate]
+    candidates: list[PrecisionCandidate]
 
     @property
-    def smallest(self) -> Candidate | None:
+    def smallest(self) -> PrecisionCandidate | None:
         """The smallest file within the allowed drop; None if nothing fits."""
         return min((c for c in self.candidates if c.fits), key=lambda c: c.bytes, default=None)
 
     @property
-    def fastest(self) -> Candidate | None:
+    def fastest(self) -> PrecisionCandidate | None:
         """The fastest file within the allowed drop; None if nothing fits."""
         fitting = (c for c in self.candidates if c.fits)
         return min(fitting, key=lambda c: c.milliseconds, default=None)
 
-    def pareto(self) -> list[Candidate]:
+    def pareto(self) -> list[PrecisionCandidate]:
         """The candidates that no other beats in size, time and error together, smallest first."""
 
-        def beaten(c: Candidate) -> bool:
+        def beaten(c: PrecisionCandidate) -> bool:
             mine = (c.bytes, c.milliseconds, c.outcome.error)
             others = ((o.bytes, o.milliseconds, o.outcome.error) for o in self.candidates)
             return any(
@@ -96,8 +96,8 @@ def search(
     target: str,
     gate: Gate,
     threads: int = 2,
-    on_candidate: Callable[[Candidate], None] | None = None,
-) -> Search:
+    on_candidate: Callable[[PrecisionCandidate], None] | None = None,
+) -> PrecisionSearch:
     """Lower one unit after another, beginning with those that save the most for the error they cause.
 
     Starting from INT8 everywhere, units go to 4 bits in the order of score error per byte saved; each step is
@@ -109,15 +109,15 @@ def search(
         gate: what may be lost.
     """
     layers = float_model.quantizable(target)
-    candidates: list[Candidate] = []
+    candidates: list[PrecisionCandidate] = []
 
-    def candidate(assignment: dict[str, str]) -> Candidate:
+    def candidate(assignment: dict[str, str]) -> PrecisionCandidate:
         model, _ = float_model.emit(assignment, table, target)
         outcome = float_model.outcome(model, data)
         content = model.SerializeToString()
         time = latency(load_bytes(content, MADE_BY, threads=threads), data)
         candidates.append(
-            Candidate(dict(assignment), len(content), time, outcome, _fits(gate, outcome))
+            PrecisionCandidate(dict(assignment), len(content), time, outcome, _fits(gate, outcome))
         )
         if on_candidate is not None:
             on_candidate(candidates[-1])
@@ -139,7 +139,7 @@ def search(
             lowered = candidate({**current.assignment, name: "int4"})
             if lowered.fits:
                 current = lowered
-    return Search(candidates)
+    return PrecisionSearch(candidates)
 
 
 def _fits(gate: Gate, outcome: Outcome) -> bool:
@@ -173,7 +173,7 @@ def _alone(
     return float_model.outcome(model, data)
 
 
-def draw(result: Search, gate: Gate, path: Path) -> None:
+def draw(result: PrecisionSearch, gate: Gate, path: Path) -> None:
     """Draw drop against size, one point per candidate, with the Pareto front. Needs matplotlib."""
     whole = max(c.bytes for c in result.candidates)
     metric = result.candidates[0].outcome.metric

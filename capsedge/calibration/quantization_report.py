@@ -186,7 +186,7 @@ class QuantizationReport(Summarized):
     executed_precision: list[ExecutedPrecision]
     executed_precision_fp32: list[ExecutedPrecision]
     assignment: dict[str, str]
-    search: mixed_precision.Search | None
+    search: mixed_precision.PrecisionSearch | None
     gate: Gate
     criterion: str
     images: dict[str, Any]

@@ -160,34 +160,27 @@ def gate_of(options: QuantizeOptions) -> Gate:
 
 
 @dataclass(frozen=True)
-class _Made:
-    """A quantized model: the nodes that stay, the precision of every layer, and the search for it."""
+class _QuantizationJob:
+    """What to quantize, on which images, and how; all checked."""
 
-    model: onnx.ModelProto
-    kept: list[KeptNode]
-    assignment: dict[str, str]
-    search: mixed_precision.Search | None = None
+    float_model: FloatModel
+    output: Path | None
+    splits: Splits
+    options: QuantizeOptions
 
 
-def quantize_float_model(
+def _checked(
     float_model: FloatModel,
     output: Path | None,
     splits: Splits,
     options: QuantizeOptions,
-    progress: Progress = silent,
-) -> QuantizationReport:
-    """Make a quantized file and write it if it passes the gate.
-
-    A file that does not pass is written with ``.rejected`` appended to its name.
-
-    Args:
-        output: the file to write; None for no file.
+    progress: Progress,
+) -> _QuantizationJob:
+    """Check the arguments.
 
     Raises:
-        UsageError: an argument is wrong.
+        UsageError: one is wrong.
         UnsupportedModelError: the file's operators are too old for the target.
-        ArtefactError: the table is stale, or nothing runs in the requested precision.
-        ParityError: too much is lost; its attribute ``report`` is the report.
     """
     float_model.check_opset(options.precision, options.target)
     outputs = [] if output is None else [output, with_suffix_appended(output, REJECTED)]
@@ -197,87 +190,90 @@ def quantize_float_model(
     check_apart([*outputs, *tables], [float_model.path])
     warnings = float_model.check_reference(splits.evaluation, progress)
     splits = replace(splits, warnings=(*splits.warnings, *warnings))
-    made = _made(float_model, splits, options, progress)
-    outcome = float_model.outcome(made.model, splits.evaluation, progress)
-    float_model.with_metadata(
-        made.model, options.precision, _description(splits, options, outcome, made)
-    )
-    write_shapes(made.model)
-    content = made.model.SerializeToString()
-    runs = executed_precision(content, MADE_BY)
-    if options.precision != "fp16" and options.target == "ort-cpu":
-        check_executed(runs, made.assignment, float_model.layers)
-    passed = gate_of(options).passes(outcome)
-    index = output if passed or output is None else with_suffix_appended(output, REJECTED)
-    report = _report(float_model, splits, options, made, outcome, index, content, runs)
-    if index is not None:
-        write_bytes(index, content)
-    if not passed:
-        raise Rejected(report)
-    return report
+    return _QuantizationJob(float_model, output, splits, options)
 
 
-def _made(
-    float_model: FloatModel, splits: Splits, options: QuantizeOptions, progress: Progress
-) -> _Made:
+@dataclass(frozen=True)
+class _QuantizedModel:
+    """A quantized model: the nodes that stay, the precision of every layer, and the search for it."""
+
+    model: onnx.ModelProto
+    kept: list[KeptNode]
+    assignment: dict[str, str]
+    search: mixed_precision.PrecisionSearch | None = None
+
+
+def _quantized(job: _QuantizationJob, progress: Progress) -> _QuantizedModel:
+    float_model, calibration, options = job.float_model, job.splits.calibration, job.options
     if options.precision == "fp16":
-        model, kept = float_model.to_fp16(splits.calibration)
-        return _Made(model, kept, uniform_assignment(float_model.layers, "fp16"))
-    ranges = float_model.calibrate(splits.calibration, options.method, options.table, progress)
-    search: mixed_precision.Search | None = None
+        model, kept = float_model.to_fp16(calibration)
+        return _QuantizedModel(model, kept, uniform_assignment(float_model.layers, "fp16"))
+    ranges = float_model.calibrate(calibration, options.method, options.table, progress)
+    search: mixed_precision.PrecisionSearch | None = None
     assignment = uniform_assignment(float_model.quantizable(options.target), "int8")
     if options.precision == "mixed":
-        search, assignment = _searched(float_model, ranges, splits, options, progress)
+        search, assignment = _searched(job, ranges, progress)
     model, kept = float_model.emit(assignment, ranges, options.target)
-    return _Made(model, kept, assignment, search)
+    return _QuantizedModel(model, kept, assignment, search)
 
 
-def _report(
-    float_model: FloatModel,
-    splits: Splits,
-    options: QuantizeOptions,
-    made: _Made,
-    outcome: Outcome,
-    path: Path | None,
-    content: bytes,
-    runs: list[ExecutedPrecision],
-) -> QuantizationReport:
-    return QuantizationReport(
-        output=path,
-        precision=options.precision,
-        method=options.method,
-        target=options.target,
-        size=len(content),
-        source_size=len(float_model.content),
-        outcome=outcome,
-        kept=made.kept,
-        executed_precision=runs,
-        executed_precision_fp32=executed_precision(float_model.content, str(float_model.path)),
-        assignment=made.assignment,
-        search=made.search,
-        gate=gate_of(options),
-        criterion=float_model.criterion_in_words,
-        images={
-            "calibration": len(splits.calibration),
-            "search": len(splits.search) if made.search is not None else 0,
-            "evaluation": len(splits.evaluation),
-            "evaluated_on": splits.evaluation.described,
-        },
-        noun=splits.evaluation.noun,
-        warnings=splits.warnings,
-        model=content,
-        foreign=float_model.metadata is None or not float_model.metadata.architecture,
-        user_module=float_model.user_module,
-        checkpoint_sha256=""
-        if float_model.metadata is None
-        else float_model.metadata.checkpoint_sha256,
+def _searched(
+    job: _QuantizationJob, table: CalibrationTable, progress: Progress
+) -> tuple[mixed_precision.PrecisionSearch, dict[str, str]]:
+    number = 0
+
+    def tried(_: mixed_precision.PrecisionCandidate) -> None:
+        nonlocal number
+        number += 1
+        progress("candidates", number, number)
+
+    options = job.options
+    result = mixed_precision.search(
+        job.float_model,
+        table,
+        job.splits.search,
+        options.target,
+        gate_of(options),
+        on_candidate=tried,
     )
+    best = result.smallest if options.prefer == "size" else result.fastest
+    assert best is not None  # FP32 itself is a candidate
+    return result, best.assignment
+
+
+@dataclass(frozen=True)
+class _MeasuredModel:
+    """A quantized model measured against FP32: the result, its bytes, and the precision in which it runs."""
+
+    outcome: Outcome
+    content: bytes
+    runs: list[ExecutedPrecision]
+
+
+def _measured(
+    job: _QuantizationJob, quantized: _QuantizedModel, progress: Progress
+) -> _MeasuredModel:
+    """Measure a model, and describe it in its metadata.
+
+    Raises:
+        ArtefactError: nothing runs in the requested precision.
+    """
+    float_model, options, model = job.float_model, job.options, quantized.model
+    outcome = float_model.outcome(model, job.splits.evaluation, progress)
+    float_model.with_metadata(model, options.precision, _description(job, quantized, outcome))
+    write_shapes(model)
+    content = model.SerializeToString()
+    runs = executed_precision(content, MADE_BY)
+    if options.precision != "fp16" and options.target == "ort-cpu":
+        check_executed(runs, quantized.assignment, float_model.layers)
+    return _MeasuredModel(outcome, content, runs)
 
 
 def _description(
-    splits: Splits, options: QuantizeOptions, outcome: Outcome, made: _Made
+    job: _QuantizationJob, quantized: _QuantizedModel, outcome: Outcome
 ) -> dict[str, Any]:
     """Data, gate and outcome, for a file's metadata."""
+    splits, options = job.splits, job.options
     described: dict[str, Any] = {
         "target": options.target,
         "method": "magnitudes" if options.precision == "fp16" else options.method,
@@ -292,31 +288,64 @@ def _description(
             **rounded_outcome(outcome),
             **gate_of(options).to_dict(outcome),
         },
-        "kept_fp32": len(made.kept),
+        "kept_fp32": len(quantized.kept),
     }
-    return described | ({"assignment": made.assignment} if options.precision == "mixed" else {})
+    mixed = options.precision == "mixed"
+    return described | ({"assignment": quantized.assignment} if mixed else {})
 
 
-def _searched(
-    float_model: FloatModel,
-    table: CalibrationTable,
-    splits: Splits,
-    options: QuantizeOptions,
-    progress: Progress,
-) -> tuple[mixed_precision.Search, dict[str, str]]:
-    number = 0
+def _finished(
+    job: _QuantizationJob, quantized: _QuantizedModel, measured: _MeasuredModel
+) -> QuantizationReport:
+    """Write the file.
 
-    def tried(_: mixed_precision.Candidate) -> None:
-        nonlocal number
-        number += 1
-        progress("candidates", number, number)
+    Raises:
+        ParityError: it does not pass the gate, and is written under another name.
+    """
+    passed, path = gate_of(job.options).passes(measured.outcome), job.output
+    if path is not None and not passed:
+        path = with_suffix_appended(path, REJECTED)
+    report = _report(job, quantized, measured, path)
+    if path is not None:
+        write_bytes(path, measured.content)
+    if not passed:
+        raise Rejected(report)
+    return report
 
-    result = mixed_precision.search(
-        float_model, table, splits.search, options.target, gate_of(options), on_candidate=tried
+
+def _report(
+    job: _QuantizationJob, quantized: _QuantizedModel, measured: _MeasuredModel, path: Path | None
+) -> QuantizationReport:
+    float_model, splits, options = job.float_model, job.splits, job.options
+    metadata = float_model.metadata
+    return QuantizationReport(
+        output=path,
+        precision=options.precision,
+        method=options.method,
+        target=options.target,
+        size=len(measured.content),
+        source_size=len(float_model.content),
+        outcome=measured.outcome,
+        kept=quantized.kept,
+        executed_precision=measured.runs,
+        executed_precision_fp32=executed_precision(float_model.content, str(float_model.path)),
+        assignment=quantized.assignment,
+        search=quantized.search,
+        gate=gate_of(options),
+        criterion=float_model.criterion_in_words,
+        images={
+            "calibration": len(splits.calibration),
+            "search": len(splits.search) if quantized.search is not None else 0,
+            "evaluation": len(splits.evaluation),
+            "evaluated_on": splits.evaluation.described,
+        },
+        noun=splits.evaluation.noun,
+        warnings=splits.warnings,
+        model=measured.content,
+        foreign=metadata is None or not metadata.architecture,
+        user_module=float_model.user_module,
+        checkpoint_sha256="" if metadata is None else metadata.checkpoint_sha256,
     )
-    best = result.smallest if options.prefer == "size" else result.fastest
-    assert best is not None  # FP32 itself is a candidate
-    return result, best.assignment
 
 
 # --- ``capsedge.quantize``, and the sensitivity of layers and iterations ---
@@ -368,7 +397,10 @@ def quantize(
     """
     output = None if path is None else as_path(path, OUTPUT)
     with _prepared(model, calib_data, data, options) as (float_model, splits):
-        return quantize_float_model(float_model, output, splits, options, progress)
+        job = _checked(float_model, output, splits, options, progress)
+        quantized = _quantized(job, progress)
+        measured = _measured(job, quantized, progress)
+        return _finished(job, quantized, measured)
 
 
 def sensitivity(

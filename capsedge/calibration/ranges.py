@@ -264,7 +264,7 @@ class CalibrationTable:
             ArtefactError: it is damaged or of another schema.
         """
         try:
-            document = decode(_Document, json_documents.read(Path(path)))
+            document = decode(_TableDocument, json_documents.read(Path(path)))
             if document.schema != SCHEMA:
                 raise Malformed(f"schema {document.schema}, not {SCHEMA}")
         except Malformed as error:
@@ -311,7 +311,7 @@ class _StoredEntry:
 
 
 @dataclass(frozen=True)
-class _Document:
+class _TableDocument:
     """A table as stored in its file."""
 
     schema: int

@@ -10,9 +10,9 @@ import sys
 
 TYPE_CHECKING = False  # importing typing for it would take longer than `capsedge --version`
 if TYPE_CHECKING:
-    from capsedge.cli._commands import Program
+    from capsedge.cli._commands import CommandLine
 
-    app: Program
+    app: CommandLine
 
 
 def __getattr__(name: str) -> object:
@@ -56,10 +56,10 @@ def _run() -> int:
 
     try:
         if sys.argv[1:] == ["--version"]:  # before anything unneeded is imported
-            from capsedge import __version__
             from capsedge.cli._output import say
+            from capsedge.spec.version import VERSION
 
-            say(__version__)
+            say(VERSION)
         else:
             from capsedge.cli._commands import app
 

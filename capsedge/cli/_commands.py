@@ -39,7 +39,7 @@ else:
 _PARSERS: dict[type, Callable[[str], Any]] = {int: whole, float: number}
 
 
-class Value(_Kind):
+class OptionValue(_Kind):
     """The values that a parameter takes: text, a path, or a number within bounds.
 
     Attributes:
@@ -163,7 +163,7 @@ class Command(click.Command):
         write_command(self, ctx, formatter)
 
 
-class Group(click.Group):
+class CommandGroup(click.Group):
     """A group of verbs that are imported when needed."""
 
     def __init__(self, verbs: Mapping[str, Verb], path: str = "", **settings: Any) -> None:
@@ -183,7 +183,7 @@ class Group(click.Group):
             self.commands[cmd_name] = (
                 _command(path, verb)
                 if verb.module
-                else Group(GROUPS[path], f"{path} ", name=cmd_name, help=verb.help)
+                else CommandGroup(GROUPS[path], f"{path} ", name=cmd_name, help=verb.help)
             )
         return self.commands[cmd_name]
 
@@ -229,7 +229,7 @@ class Group(click.Group):
         write_group(self, ctx, formatter)
 
 
-class Program(Group):
+class CommandLine(CommandGroup):
     """The ``capsedge`` command."""
 
     def main(  # type: ignore[override]
@@ -313,7 +313,7 @@ def _parameter(path: str, parameter: inspect.Parameter) -> VerbOption | VerbArgu
         "shell_complete": functools.partial(_complete, path),
     }
     if isinstance(declared, Argument):
-        settings |= {"type": Value(kind, declared), "nargs": -1 if origin is list else 1}
+        settings |= {"type": OptionValue(kind, declared), "nargs": -1 if origin is list else 1}
         return VerbArgument(declared, parameter.name, preset, **settings)
     settings["help"] = declared.help
     if kind is bool:
@@ -321,7 +321,7 @@ def _parameter(path: str, parameter: inspect.Parameter) -> VerbOption | VerbArgu
             declared, parameter.name, preset, is_flag=True, default=preset, **settings
         )
     settings |= {
-        "type": Value(kind, declared, listed=origin is tuple),
+        "type": OptionValue(kind, declared, listed=origin is tuple),
         "multiple": origin in (list, tuple),
     }
     return VerbOption(declared, parameter.name, preset, **settings)
@@ -383,9 +383,9 @@ def _explained(error: click.UsageError, ctx: click.Context) -> UsageError:
 
 def _version(ctx: click.Context, param: click.Parameter, asked: bool) -> None:
     if asked:
-        from capsedge import __version__
+        from capsedge.spec.version import VERSION
 
-        say(__version__)
+        say(VERSION)
         ctx.exit()
 
 
@@ -404,7 +404,7 @@ def _switch(name: str, help: str, callback: Callable[..., None]) -> click.Option
     )
 
 
-app = Program(
+app = CommandLine(
     VERBS,
     name=NAME,
     help="Export trained capsule networks, verify them, and run them on any device.",

@@ -13,7 +13,7 @@ from capsedge.cli._verbs import FIRST_COMMANDS
 from capsedge.options import shown, telling
 
 if TYPE_CHECKING:
-    from capsedge.cli._commands import Command, Group
+    from capsedge.cli._commands import Command, CommandGroup
 
 _KINDS = {"text": "TEXT", "path": "PATH", "integer": "N", "number": "X"}
 _WIDEST = 40  # width of names; the explanation of a longer one begins on the next line
@@ -98,7 +98,7 @@ def write_command(command: Command, ctx: click.Context, formatter: click.HelpFor
         _write(formatter, group, rows)
 
 
-def write_group(group: Group, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+def write_group(group: CommandGroup, ctx: click.Context, formatter: click.HelpFormatter) -> None:
     """The usage of a group, the first commands to run, its verbs by panel, and its options."""
     formatter.write_usage(ctx.command_path, "COMMAND [OPTIONS] ...")
     _write_text(formatter, group.help or "")

@@ -31,7 +31,7 @@ _NO_ROOM = {
 }  # fmt: skip
 
 
-class _Messages(io.FileIO):
+class _StandardError(io.FileIO):
     """Standard error: a message that cannot be written is dropped, and the work continues."""
 
     def write(self, data: Any) -> int:
@@ -58,7 +58,7 @@ def prepare() -> None:
     if sys.platform == "win32" and sys.stderr.isatty():
         return  # its console does not accept bytes
     if isinstance(sys.stderr, io.TextIOWrapper) and sys.stderr is sys.__stderr__:
-        messages = _Messages(sys.stderr.fileno(), "w", closefd=False)
+        messages = _StandardError(sys.stderr.fileno(), "w", closefd=False)
         sys.stderr = io.TextIOWrapper(
             io.BufferedWriter(messages),
             encoding=sys.stderr.encoding,
@@ -175,13 +175,13 @@ def _end(number: int, _: FrameType | None) -> None:
 _NAME = Path("-")
 
 
-class Content(io.BytesIO):
+class StandardInput(io.BytesIO):
     """The content of standard input, with the name used in errors."""
 
     name = "Standard input"
 
 
-def contents(files: Sequence[Path]) -> dict[int, Content]:
+def contents(files: Sequence[Path]) -> dict[int, StandardInput]:
     """The content of standard input, keyed by the index of the file named ``-``.
 
     Raises:
@@ -190,7 +190,7 @@ def contents(files: Sequence[Path]) -> dict[int, Content]:
     places = [number for number, file in enumerate(files) if file == _NAME]
     if len(places) > 1:
         raise UsageError("- is used twice.", "Standard input holds a single image.", "Use - once.")
-    return {number: Content(_read()) for number in places}
+    return {number: StandardInput(_read()) for number in places}
 
 
 def _read() -> bytes:

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from capsedge.cli import _options
-from capsedge.cli._metadata_options import MetadataOptions, Typical
-from capsedge.cli._options import UserModuleOptions, grouped
+from capsedge.cli._options import MetadataOptions, Typical, UserModuleOptions, grouped
 from capsedge.cli._output import (
     log,
     log_next,
@@ -139,14 +138,14 @@ def command(
     from capsedge.runtime.user_metadata import Description
 
     description = Description(**described.keywords(), typical=typical_data)
-    job = _Job(options, description, check_inputs, output, dry_run, as_json)
+    job = _ExportArguments(options, description, check_inputs, output, dry_run, as_json)
     if own is not None:
         _export_user_module(own, str(example), job)
     else:
         _export_known(checkpoint, routing, frozen, job)
 
 
-class _Job(NamedTuple):
+class _ExportArguments(NamedTuple):
     """The settings shared by exports of the user's own networks and of the package's."""
 
     options: ExportOptions
@@ -157,7 +156,7 @@ class _Job(NamedTuple):
     as_json: bool
 
 
-def _export_user_module(subject: UserModuleSpec, example: str, job: _Job) -> None:
+def _export_user_module(subject: UserModuleSpec, example: str, job: _ExportArguments) -> None:
     from capsedge.exporters.export import export
     from capsedge.models.example_inputs import read_example
     from capsedge.models.user_module import load_user_module
@@ -198,7 +197,7 @@ def _export_known(
     checkpoint: Path | None,
     routing: str | None,
     frozen: FrozenOptions,
-    job: _Job,
+    job: _ExportArguments,
 ) -> None:
     from capsedge.exporters.export import export
     from capsedge.exporters.frozen_couplings import export_frozen

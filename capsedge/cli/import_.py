@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from capsedge.cli import _options
-from capsedge.cli._metadata_options import MetadataOptions
-from capsedge.cli._options import grouped
+from capsedge.cli._options import MetadataOptions, grouped
 from capsedge.cli._output import (
     comparing,
     log,

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from capsedge.cli import _options
-from capsedge.cli._metadata_options import MetadataOptions, Typical
-from capsedge.cli._options import grouped
+from capsedge.cli._options import MetadataOptions, Typical, grouped
 from capsedge.cli._output import (
     log,
     print_json,

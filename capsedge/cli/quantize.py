@@ -18,7 +18,7 @@ from capsedge.runtime.files.text import format_bytes
 from capsedge.runtime.files.writing import REJECTED, with_suffix_appended
 
 if TYPE_CHECKING:
-    from capsedge.calibration.mixed_precision import Damage, Search
+    from capsedge.calibration.mixed_precision import Damage, PrecisionSearch
     from capsedge.calibration.quantization_report import QuantizationReport
 
 LISTED = 12  # kept nodes printed; --json lists all
@@ -240,7 +240,7 @@ def _verdict(report: QuantizationReport) -> list[tuple[str, str]]:
     return [("agreement", agreement), ("accuracy", accuracy)]
 
 
-def show_search(search: Search) -> None:
+def show_search(search: PrecisionSearch) -> None:
     """Print the Pareto table."""
     from capsedge.calibration.mixed_precision import levels
 

@@ -22,6 +22,7 @@ from capsedge.runtime.origin import SUMMARY_FIELDS
 from capsedge.verification.verify_options import VerifyOptions
 
 if TYPE_CHECKING:
+    from capsedge.models.user_module import UserModule, UserModuleSpec
     from capsedge.verification.certificate import Certificate
     from capsedge.verification.verify_ensemble import EnsembleCertificate
 
@@ -116,12 +117,7 @@ def command(
                 checkpoints or None, models, options, data=data, progress=progress
             )
     else:
-        _check_one(checkpoints)
-        reference: Any = checkpoints[0] if checkpoints else None
-        if source is not None:
-            from capsedge.models.user_module import load_user_module
-
-            reference = load_user_module(source)
+        reference = _reference(checkpoints, source)
         stage("loading the file and comparing it with its reference")
         with comparing() as progress:
             certificate = verify(
@@ -157,13 +153,23 @@ def _check_ensemble(
         )
 
 
-def _check_one(checkpoints: list[Path]) -> None:
+def _reference(checkpoints: list[Path], source: UserModuleSpec | None) -> UserModule | Path | None:
+    """What one file is compared with; None for the checkpoint that it names.
+
+    Raises:
+        UsageError: there are several checkpoints, or the user's module cannot be loaded.
+    """
     if len(checkpoints) > 1:
         raise UsageError(
             f"There are {len(checkpoints)} checkpoints for one file.",
             "",
             "Pass only the one that the file was exported from.",
         )
+    if source is None:
+        return checkpoints[0] if checkpoints else None
+    from capsedge.models.user_module import load_user_module
+
+    return load_user_module(source)
 
 
 def _show(certificate: Certificate, saved: Path | None) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from capsedge.datasets.image_set import ImageSet
-from capsedge.runtime.training_split import (
+from capsedge.runtime.origin import (
     SAMPLE,
     AnySplit,
     TrainingSplit,

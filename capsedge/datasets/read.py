@@ -29,7 +29,7 @@ from capsedge.errors import UsageError
 from capsedge.runtime.files.formats import identify_path
 from capsedge.runtime.files.reading import FOLDER, list_folder, path_kind
 from capsedge.runtime.metadata import Preprocessing
-from capsedge.runtime.training_split import AnySplit
+from capsedge.runtime.origin import AnySplit
 
 _IDX_IMAGES, _IDX_LABELS = "-images-idx3-ubyte", "-labels-idx1-ubyte"
 _IDX_STEMS = {"train": "train", "test": "t10k", "validation": "validation"}

@@ -15,24 +15,24 @@ import logging
 import re
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import onnx
 import torch
 from onnx import defs
 from onnxscript.values import Opset
-from torch import Tensor, nn
+from torch import nn
 
 import capsedge.models.ops  # noqa: F401  (registers the torch operators)
 from capsedge.errors import CapsedgeError, UnsupportedModelError
-from capsedge.exporters.flat_module import Flat, PerImage, sized
-from capsedge.exporters.longest import length_names, longest_lengths
+from capsedge.exporters.flat_module import Flat, ImageByImage, resized
 from capsedge.exporters.subject import Subject
-from capsedge.exporters.user_subject import NoFreeBatch
+from capsedge.exporters.user_batch import NoFreeBatch
+from capsedge.exporters.user_errors import FIXED, capture_error, why_fixed
 from capsedge.graph.merge import FreeAxis, merge
 from capsedge.graph.passes import TORCH_DOMAIN
-from capsedge.models.user_code import code_location, first_line, is_user_code, line_of, node_lines
+from capsedge.models.user_code import code_location, is_user_code, node_lines
 from capsedge.spec.operators import OPERATORS, Operator
 
 # --- Translating the capsule operators while ``torch.onnx.export`` runs ---
@@ -116,13 +116,8 @@ def translation_table() -> dict[Callable[..., Any], Callable[..., Any]]:
 BATCH = "N"
 aten = torch.ops.aten
 _TWO = (3, 5)  # batch sizes at which a module is captured if its code fixes the batch
-_FIXED = "Constraints violated"
 _AT_MOST = re.compile(r"(\w+) = Dim\('\1',(?: min=\d+,)? max=(\d+)\)")
-_APART = re.compile(r"generated guard .* != (\d+)")
-_LEAST = re.compile(r"generated guard (\d+) <= ")
 _NODE = re.compile(r"Error when translating node %(\w+)")
-_NO_ONNX = re.compile(r"Error when translating node.*?target=(torch\.ops\.[\w.]+?)\]", re.DOTALL)
-_DECIDES = ("GuardOnDataDependentSymNode", "DataDependent", "unbacked", ".item()")
 
 
 def capture(
@@ -143,18 +138,18 @@ def capture(
     if subject.free_axes:
         return _of_any_length(module, subject, opset, batch)
     if batch is not None:
-        return _only(module, subject.example, subject, opset)
+        return _only(module, subject, opset)
     flat = subject.module if isinstance(subject.module, Flat) else None
     if flat is None or not flat.each:
         try:
             with _specialized() as lines:
-                return _captured(module, subject.example, subject, opset, free=True)
+                return _captured(module, subject, opset, free=True)
         except CapsedgeError:
             raise
         except Exception as error:  # torch raises many kinds of errors here, none of them ours
             if flat is None:
-                raise _explained(error, lines) from error
-            first: UnsupportedModelError = _explained(error, lines)
+                raise capture_error(error, lines) from error
+            first: UnsupportedModelError = capture_error(error, lines)
     else:
         first = NoFreeBatch(
             "The batch cannot be free: the module takes one image at a time.",
@@ -164,8 +159,7 @@ def capture(
         )
     try:
         found = [
-            _captured(PerImage(flat).eval(), sized(subject.example, n), subject, opset, free=False)
-            for n in _TWO
+            _captured(ImageByImage(flat).eval(), subject.sized(n), opset, free=False) for n in _TWO
         ]
         return merge(found[0][0], found[1][0], FreeAxis(BATCH, _TWO)), found[0][1]
     except Exception as error:  # as above, and GraphsDiffer
@@ -184,17 +178,17 @@ def _of_any_length(
     try:
         with _specialized() as lines:
             try:
-                return _captured(module, subject.example, subject, opset, batch is None, limits)
+                return _captured(module, subject, opset, batch is None, limits)
             except Exception as error:  # torch raises many kinds of errors here, none of them ours
                 found = _within_tables(error, limits)
                 if found is None:
                     raise
                 limits = found
-            return _captured(module, subject.example, subject, opset, batch is None, limits)
+            return _captured(module, subject, opset, batch is None, limits)
     except CapsedgeError:
         raise
     except Exception as error:  # as above
-        explained = _explained(error, lines)
+        explained = capture_error(error, lines)
         fixed = [line for line in (*lines, *explained.details) if line]
         free = [
             f"{name} ({', '.join(str(x.shape[k]) for k in axes)} in the example)"
@@ -203,8 +197,8 @@ def _of_any_length(
             )
             if axes
         ]
-        fixes = _FIXED in str(error)
-        why, otherwise = _why_fixed(module, subject, str(error)) if fixes else (explained.why, "")
+        fixes = FIXED in str(error)
+        why, otherwise = why_fixed(module, subject, str(error)) if fixes else (explained.why, "")
         raise UnsupportedModelError(
             f"The length of {', '.join(free)} cannot be free.",
             why,
@@ -214,54 +208,24 @@ def _of_any_length(
         ) from error
 
 
-def _why_fixed(module: nn.Module, subject: Subject, error: str) -> tuple[str, str]:
-    """Why torch considers a length fixed, and what may free it."""
-    free = length_names(subject.example, subject.free_axes)
-    if 1 in free:
-        return (
-            "PyTorch takes a size of 1 in the example for a fixed one.",
-            " Or use a longer example.",
-        )
-    for name, x, axes in zip(subject.inputs, subject.example, subject.free_axes, strict=True):
-        if any(size in free for k, size in enumerate(x.shape) if k and k not in axes):
-            return (
-                f"The code fixes it, or it is also that of {name} {list(x.shape[1:])}, where it is not free.",
-                f" Or let that axis of {name} be free, too.",
-            )
-    recurrent = [type(part).__name__ for part in module.modules() if isinstance(part, nn.RNNBase)]
-    if recurrent:
-        return f"A recurrent layer ({recurrent[0]}) is unrolled to the length of the example.", ""
-    if least := _LEAST.search(error):
-        return f"Its code takes no length below {least[1]}; a free one starts at 1.", ""
-    if special := _APART.search(error):
-        return (
-            f"Its code treats the length {special[1]} differently, as in a slice that is all of a table.",
-            " Or look up rows by their index: table[torch.arange(x.shape[1])].",
-        )
-    return (
-        "The module's code fixes it, as weights for each position do.",
-        " If the code fixes it for no reason, take the length from the input: x.shape[1].",
-    )
-
-
 def _within_tables(error: Exception, limits: Mapping[str, int]) -> dict[str, int] | None:
     """The limits that torch found where the code cuts a table of positions to the length; None for none."""
     told = {name: int(most) for name, most in _AT_MOST.findall(str(error))}
-    if _FIXED not in str(error) or not told:
+    if FIXED not in str(error) or not told:
         return None
     return {**limits, **told}
 
 
 def _only(
-    module: nn.Module, example: Sequence[Tensor], subject: Subject, opset: int
+    module: nn.Module, subject: Subject, opset: int
 ) -> tuple[onnx.ModelProto, torch.export.ExportedProgram]:
     """Capture at the batch size of the example."""
     try:
-        return _captured(module, example, subject, opset, free=False)
+        return _captured(module, subject, opset, free=False)
     except CapsedgeError:
         raise
     except Exception as error:
-        raise _explained(error) from error
+        raise capture_error(error) from error
 
 
 class _Untranslated(Exception):
@@ -283,18 +247,17 @@ class _Untranslated(Exception):
 
 def _captured(
     module: nn.Module,
-    example: Sequence[Tensor],
     subject: Subject,
     opset: int,
     free: bool,
     limits: Mapping[str, int] | None = None,
 ) -> tuple[onnx.ModelProto, torch.export.ExportedProgram]:
     """Args: limits: the largest sizes of free dimensions beside the batch, by their names."""
-    dims = _free_dims(example, subject.free_axes, free, limits or {})
-    variadic = isinstance(module, (Flat, PerImage)) or hasattr(module, "variadic")
+    dims = _free_dims(subject, free, limits or {})
+    variadic = isinstance(module, (Flat, ImageByImage)) or hasattr(module, "variadic")
     shapes: Any = {"inputs": dims} if variadic and dims is not None else dims
     with _quiet(), torch.no_grad():
-        program = torch.export.export(module, tuple(example), dynamic_shapes=shapes, strict=False)
+        program = torch.export.export(module, subject.example, dynamic_shapes=shapes, strict=False)
         _name_squeezed_axes(program)
         try:
             made = torch.onnx.export(
@@ -315,25 +278,24 @@ def _captured(
 
 
 def _free_dims(
-    example: Sequence[Tensor],
-    free_axes: Sequence[Sequence[int]],
-    batch: bool,
-    limits: Mapping[str, int],
+    subject: Subject, batch: bool, limits: Mapping[str, int]
 ) -> tuple[dict[int, Any], ...] | None:
     """The free dimensions of each input, as ``torch.export`` takes them; None for none.
 
     Axes of one size are one dimension: L, L2, ...
     """
-    if not batch and not free_axes:
+    if not batch and not subject.free_axes:
         return None
     lengths = {
         size: torch.export.Dim(name, min=1, max=limits.get(name))
-        for size, name in length_names(example, free_axes).items()
+        for size, name in subject.length_names.items()
     }
     of_batch = {0: torch.export.Dim(BATCH)} if batch else {}
     return tuple(
         {**of_batch, **{axis: lengths[int(x.shape[axis])] for axis in axes}}
-        for x, axes in zip(example, free_axes or [()] * len(example), strict=True)
+        for x, axes in zip(
+            subject.example, subject.free_axes or [()] * len(subject.example), strict=True
+        )
     )
 
 
@@ -361,73 +323,6 @@ def _name_squeezed_axes(program: torch.export.ExportedProgram) -> None:
             else:  # a view of itself, which ONNX has no form of
                 node.target, node.args = aten.clone.default, (source,)
     program.graph_module.recompile()
-
-
-def _explained(error: Exception, lines: list[str] | None = None) -> UnsupportedModelError:
-    """Explain why torch failed, with the user's line and the fix.
-
-    Args:
-        lines: the lines that turn a free batch into a number; None if the batch is fixed.
-    """
-    cause = error.__cause__ or error
-    text = f"{type(cause).__name__} {cause}"
-    where = line_of(error) or line_of(cause) or getattr(error, "line", "")
-    if any(sign in text for sign in _DECIDES):
-        return UnsupportedModelError(
-            "PyTorch cannot capture this module as a graph: its code branches on the values of its input.",
-            where or first_line(cause),
-            "Compute both branches and choose with torch.where(condition, a, b), or leave the "
-            "`if`, `.item()` or `.tolist()` out of what is exported.",
-        )
-    if _FIXED in text:
-        return NoFreeBatch(
-            "The batch cannot be free: the module's code fixes it.",
-            "During capture, it turns the batch size into a plain number"
-            + ("; x.shape[0] in place of len(x) does not." if "len(" in lines[0] else ".")
-            if lines
-            else first_line(cause),
-            "Let the tensors broadcast instead of repeating them for each image, or fix the batch with "
-            "batch=1 (--batch 1).",
-            batch=1,
-            details=list(dict.fromkeys((lines or [])[:3])),
-        )
-    unknown = _NO_ONNX.search(text)
-    if unknown is not None:
-        return UnsupportedModelError(
-            "The module cannot be written as ONNX.",
-            f"ONNX has no equivalent of {unknown[1]}.",
-            "Rewrite that line with other operations, or leave it out of what is exported.",
-            details=[where] if where else [],
-        )
-    if "pack_padded_sequence" in where:
-        return UnsupportedModelError(
-            "PyTorch cannot capture this module as a graph: its code packs sequences.",
-            f"{type(cause).__name__}: {first_line(cause)}",
-            "Give the recurrent layer the padded input, and mask what it returns. In a bidirectional "
-            "layer, one direction then starts at the padding, so train the network that way.",
-            details=[where],
-        )
-    if ".numpy()" in text or "numpy" in where:
-        return UnsupportedModelError(
-            "PyTorch cannot capture this module as a graph: its code calls numpy.",
-            f"{type(cause).__name__}: {first_line(cause)}",
-            "Use torch's functions (torch.clip, torch.linalg, ...) instead of numpy's.",
-            details=[where] if where else [],
-        )
-    what = "PyTorch cannot capture this module as a graph"
-    why = f"{type(cause).__name__}: {first_line(cause)}"
-    details = [where] if where else []
-    if lines is None:
-        return UnsupportedModelError(
-            f"{what}.", why, "Rewrite that line with other operations.", details=details
-        )
-    return NoFreeBatch(
-        f"{what} with a free batch.",
-        why,
-        "Rewrite that line with other operations, or fix the batch with batch=1 (--batch 1).",
-        batch=1,
-        details=details,
-    )
 
 
 @contextlib.contextmanager
@@ -471,3 +366,48 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
+
+
+# --- The longest history that a network takes, such as the size of its table of positions ---
+# A free axis is captured with that limit, and the file declares it: runtimes refuse a longer input.
+
+_TRIED = (2, 4, 8)  # times the length of the example
+_MOST = 4096  # largest size tried of the module's tensors; beyond it, one row may be slow
+
+
+def longest_lengths(subject: Subject) -> dict[str, int]:
+    """The largest size of each free dimension at which the module runs, by name; unlimited ones are omitted.
+
+    Lengths up to eight times the example's are tried on one row, and those above the sizes of the module's
+    tensors, since a table of positions may be longer.
+    """
+    limits = {}
+    tensors = (*subject.module.parameters(), *subject.module.buffers())
+    tables = sorted({n for x in tensors for n in x.shape if n <= _MOST})
+    for size, name in subject.length_names.items():
+        tried = [times * size for times in _TRIED]
+        good, bad = size, 0
+        for length in (*tried, *(n + 1 for n in tables if n >= tried[-1])):
+            if not _runs(subject, size, length):
+                bad = length
+                break
+            good = length
+        if not bad:
+            continue
+        while bad - good > 1:
+            middle = (good + bad) // 2
+            good, bad = (middle, bad) if _runs(subject, size, middle) else (good, middle)
+        limits[name] = good
+    return limits
+
+
+def _runs(subject: Subject, size: int, length: int) -> bool:
+    """Whether the module runs with axes of the example's size at another length."""
+    try:
+        with torch.no_grad():
+            subject.module(
+                *resized([x[:1] for x in subject.example], subject.free_axes, length, size)
+            )
+    except Exception:  # the author's code may raise anything
+        return False
+    return True

@@ -3,47 +3,45 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import functools
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import onnx
 import torch
 from torch import Tensor, nn
 
 from capsedge.datasets.regression_targets import with_typical_images
-from capsedge.errors import UnsupportedModelError, UsageError
-from capsedge.exporters import parity as checks
-from capsedge.exporters import subject as modules
-from capsedge.exporters.arguments import (
+from capsedge.errors import UsageError
+from capsedge.exporters import parity
+from capsedge.exporters.export_options import REWRITES, ExportOptions
+from capsedge.exporters.export_report import CaseParity, ExportReport, required, scores_output
+from capsedge.exporters.module_graph import (
+    check_ports,
+    declare_inputs,
+    longest_of_inputs,
+    to_graph,
+)
+from capsedge.exporters.score_choice import with_scores
+from capsedge.exporters.subject import (
     Inputs,
+    Subject,
     batch_of,
     check_module,
     check_parameters,
     check_tolerance,
-    user_inputs,
+    comparison_inputs,
+    of_capsule_model,
 )
-from capsedge.exporters.capture import capture
-from capsedge.exporters.export_options import REWRITES, ExportOptions
-from capsedge.exporters.export_report import CaseParity, ExportReport, required, scores_output
-from capsedge.exporters.flat_module import sized
-from capsedge.exporters.longest import longest_of_inputs
-from capsedge.exporters.parity import accepted_inputs, diagnose
-from capsedge.exporters.score_choice import with_scores
-from capsedge.exporters.subject import Subject
-from capsedge.exporters.traced_routing import RoutingCalls, Traced
+from capsedge.exporters.user_batch import NoFreeBatch
 from capsedge.exporters.user_errors import explain_module_errors
-from capsedge.exporters.user_subject import Example, FreeAxes, NoFreeBatch, of_module
-from capsedge.exporters.user_traced_routing import traced_graph
+from capsedge.exporters.user_inputs import Example, FreeAxes, of_module
 from capsedge.graph import Rewrites
-from capsedge.graph.fusion import FusionReport
-from capsedge.graph.passes import Lowered, lower
+from capsedge.graph.passes import Lowered
 from capsedge.graph.target_runtimes import resolve
 from capsedge.models import CapsuleModel, with_iterations
-from capsedge.models.finite_weights import check_finite
-from capsedge.models.looked_up_tables import TableBounds, table_bounds
+from capsedge.models.checkpoint import check_finite
 from capsedge.models.unsaved_tensors import unregistered
 from capsedge.options import takes
 from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime
@@ -51,9 +49,7 @@ from capsedge.runtime.files.writing import OUTPUT, as_path, check_writable, writ
 from capsedge.runtime.metadata import ModelMetadata
 from capsedge.runtime.progress import Progress, silent
 from capsedge.runtime.routing_trace import TraceOutputs
-from capsedge.runtime.table_indices import InputBounds, inputs_property
-from capsedge.runtime.user_metadata import DescribedModel, Description, describe_model
-from capsedge.spec import limits
+from capsedge.runtime.user_metadata import Description, describe_model
 from capsedge.spec.vocabularies import TRACE
 
 if TYPE_CHECKING:
@@ -111,229 +107,166 @@ def export(
         >>> capsedge.export(model, "digits.onnx").max_abs
         >>> capsedge.export(model, "one-pass.onnx", iterations=1, opset=18)
     """
+    job = _checked(
+        module, path, options, example, free_axes, check_inputs, description or Description()
+    )
+    with _evaluating(module):
+        captured = _captured(job, progress)
+        compared = _compared(job, captured, progress)
+    file = _described(job, captured, compared)
+    return _finished(job, captured, compared, file, progress)
+
+
+# --- 1. The job: everything that can be refused before any work ---
+
+
+@dataclass(frozen=True)
+class _ExportJob:
+    """What to export, and how; all checked.
+
+    Attributes:
+        module, example, free_axes, check_inputs, options: as for `export`.
+        path: the file to write; None for a dry run.
+        description: the caller's, with its typical images found.
+        ops, opset, batch: those of the options or of their target; ``batch`` is None for a free one.
+    """
+
+    module: nn.Module
+    path: Path | None
+    options: ExportOptions
+    example: Example | None
+    free_axes: FreeAxes | None
+    check_inputs: Inputs | None
+    description: Description
+    ops: str
+    opset: int
+    batch: int | None
+
+    @property
+    def is_user_module(self) -> bool:
+        """Whether the module is none of the package's."""
+        return not isinstance(self.module, CapsuleModel)
+
+    @property
+    def blank_metadata(self) -> ModelMetadata:
+        """The metadata of a file before anything is known about its network."""
+        checksum = self.options.checkpoint_sha256
+        name = type(self.module).__name__
+        return ModelMetadata(name, {}, "", 0, (), None, checkpoint_sha256=checksum)
+
+
+def _checked(
+    module: nn.Module,
+    path: Path | str | None,
+    options: ExportOptions,
+    example: Example | None,
+    free_axes: FreeAxes | None,
+    check_inputs: Inputs | None,
+    description: Description,
+) -> _ExportJob:
+    """Check the arguments of `export`, which has the errors."""
     check_module(module)
     ops, opset, batch = resolve(options.target, options.ops, options.opset, options.batch)
-    atol, rtol = options.tolerance
-    check_tolerance(atol, rtol)
+    check_tolerance(*options.tolerance)
     batch = batch_of(module, batch)
-    stated = with_typical_images(description)
+    description = with_typical_images(description) if description else Description()
     import_onnxruntime()  # report missing packages before the work starts
-    if path is not None:
-        path = as_path(path, OUTPUT)
-        check_writable(path)
-    name = path or "the new file"
+    file = None if path is None else as_path(path, OUTPUT)
+    if file is not None:
+        check_writable(file)
     check_parameters(module)
     check_finite(module)
-    made: list[tuple[onnx.ModelProto, torch.export.ExportedProgram]] = []
-    ours = isinstance(module, CapsuleModel)
-    answering = contextlib.nullcontext() if ours else explain_module_errors(made)
-
-    def prepared(batch: int | None) -> _Prepared:
-        subject = _subject(module, example, free_axes, batch, options)
-        said, declared = stated, subject.metadata
-        if said and declared is None:
-            declared = _no_metadata(module, options.checkpoint_sha256)
-        if said and declared is not None and not ours:
-            subject, said, declared = with_scores(subject, said, declared, batch)
-        own = (
-            ()
-            if check_inputs is None
-            else user_inputs(check_inputs, subject.inputs, subject.example, subject.free_axes)
-        )
-        traced = bool(subject.to_trace or subject.traced)
-        # A trace has results for every iteration, so none can be left out.
-        kept = Rewrites.none() if traced else _rewrites(options)
-        lowered, program, trace = to_graph(subject, opset, batch, kept, ops, progress=progress)
-        made.append((lowered.model, program))
-        _check_ports(lowered.model)
-        longest = longest_of_inputs(subject, program)
-        subject = dataclasses.replace(subject, traced=trace, longest=longest)
-        return _Prepared(subject, said, declared, own, kept, lowered)
-
-    fixed = tuple[str, ...]()
-    with _evaluating(module), answering:
-        progress("running the module on the example")
-        try:
-            ready = prepared(batch)
-        except NoFreeBatch as error:
-            if batch is not None or ours:
-                raise
-            batch = error.batch
-            progress(f"fixing the batch at {batch}, since it cannot be free")
-            ready = prepared(batch)
-            fixed = (error.note,)
-        subject, stated, declared, own, rewrites, lowered = ready
-        unsaved = () if ours else unregistered(module, subject.module, subject.example)
-        cases, left_out = _cases(subject, batch, own)
-        progress(f"comparing with PyTorch on {len(cases)} inputs")
-        session = checks.session_of(lowered.runnable)
-        parity = checks.compare(
-            session, subject.reference, subject.compared, cases, atol, rtol, own
-        )
-    if declared is None and subject.traced:
-        declared = _no_metadata(module, options.checkpoint_sha256)
-    # A file with metadata takes images of one size, and its batch is known to be of images.
-    independent = batch is None and declared is None
-    checked_loosely = _state_inputs(lowered.model, subject, independent=independent)
-    data, notes = lowered.model.SerializeToString(), tuple[str, ...]()
-    warnings: tuple[str, ...] = ()
-    if declared is not None and all(p.passed or p.outside for p in parity):
-        declared = dataclasses.replace(declared, parity=_measured(parity, atol, rtol, fixed))
-        # A fused file runs only with the kernels, so the version with function bodies is run here.
-        runnable = data if ops != "fused" else lowered.runnable.SerializeToString()
-        annotated, notes = _described(subject, data, runnable, stated, declared, name)
-        if annotated is not None:
-            data, declared, warnings = annotated.data, annotated.metadata, annotated.warnings
-    report = ExportReport(
-        path=path,
-        size=len(data),
-        opset=opset,
-        ir_version=lowered.model.ir_version,
-        ops=ops,
-        inputs=_signature(lowered.model.graph.input),
-        outputs=_signature(lowered.model.graph.output),
-        operators=lowered.operators,
-        functions=len(lowered.model.functions),
-        rewrites=lowered.rewrites,
-        fusion=lowered.fusion,
-        notes=(
-            *fixed,
-            *lowered.notes,
-            *left_out,
-            *checked_loosely,
-            *(subject.traced.notes if subject.traced else ()),
-            *notes,
-        ),
-        atol=atol,
-        rtol=rtol,
-        parity=parity,
-        scores=scores_output(declared, subject.outputs),
-        score_warnings=warnings,
-        unregistered=unsaved,
+    return _ExportJob(
+        module, file, options, example, free_axes, check_inputs, description, ops, opset, batch
     )
-    if not report.passed:
-        progress("looking for the node that differs")
-        with _evaluating(module):
-            make = functools.partial(_again, subject, opset)
-            ill = report.ill_conditioned
-            report.check("" if ill else diagnose(subject, make, batch, rewrites, cases, report))
-    if path is not None:
-        write_bytes(path, data)
-    return report
 
 
-class _Prepared(NamedTuple):
-    """A module captured at a batch size."""
+# --- 2. Capturing: from the module to a graph ---
+
+
+@dataclass(frozen=True)
+class _Captured:
+    """A module captured as the graph of the file.
+
+    Attributes:
+        subject: the module as it was captured, with the file's metadata as far as they are known.
+        description: the caller's, with the scores that were chosen.
+        check_inputs: the caller's own inputs; empty without any.
+        rewrites: those that were tried.
+        lowered: the graph, which declares the bounds of its inputs.
+        program: the program that torch captured.
+        batch: the fixed batch; None for a free one.
+        fixed: why the batch is fixed though none was requested; empty if it is not.
+        notes: on the bounds of the inputs.
+    """
 
     subject: Subject
     description: Description
-    declared: ModelMetadata | None
-    user_inputs: Sequence[Tensor]
+    check_inputs: tuple[Tensor, ...]
     rewrites: Rewrites
     lowered: Lowered
+    program: torch.export.ExportedProgram
+    batch: int | None
+    fixed: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
-def _check_ports(model: onnx.ModelProto) -> None:
-    """Refuse inputs and outputs that one of the runtimes cannot pass on.
+def _captured(job: _ExportJob, progress: Progress) -> _Captured:
+    """Capture the module; one that allows no free batch, at a batch that it works with.
 
     Raises:
-        UnsupportedModelError: one has too many dimensions, or there are too many inputs.
+        UnsupportedModelError: it cannot be captured.
+        UsageError: the example, the inputs or the description do not fit it.
     """
-    why = ""
-    if len(model.graph.input) > limits.RUN_TENSORS:
-        why = f"It has {len(model.graph.input)} inputs, and at most {limits.RUN_TENSORS} are possible."
-    most = limits.limit_of("libcapsedge", "DIMENSIONS")
-    for port in (*model.graph.input, *model.graph.output):
-        found = len(port.type.tensor_type.shape.dim)
-        if found > most:
-            why = f"'{port.name}' has {found} dimensions; libcapsedge takes at most {most}."
-    if why:
-        raise UnsupportedModelError(
-            "Not every runtime can pass on the inputs and outputs of this module.",
-            why,
-            "Reshape or join them in the module's forward.",
+    with _explaining(job):
+        progress("running the module on the example")
+        try:
+            return _captured_at(job, job.batch, progress)
+        except NoFreeBatch as error:
+            if job.batch is not None or not job.is_user_module:
+                raise
+            progress(f"fixing the batch at {error.batch}, since it cannot be free")
+            return replace(_captured_at(job, error.batch, progress), fixed=(error.note,))
+
+
+def _captured_at(job: _ExportJob, batch: int | None, progress: Progress) -> _Captured:
+    subject, description = _subject(job, batch), job.description
+    if description and job.is_user_module:
+        subject, description = with_scores(
+            replace(subject, metadata=job.blank_metadata), description, batch
         )
-
-
-def _state_inputs(
-    model: onnx.ModelProto, subject: Subject, *, independent: bool
-) -> tuple[str, ...]:
-    """State in the file what its inputs may look up, how long they may be, and whether rows are independent.
-
-    Args:
-        model: changed in place.
-        independent: whether the batch is free, which `user_subject` allows only for independent rows.
-
-    Returns:
-        Notes.
-    """
-    tables = [TableBounds()] * len(subject.inputs)
-    if not all(x.dtype.is_floating_point for x in subject.example):
-        tables = table_bounds(subject.module, subject.example)
-    longest = subject.longest or [()] * len(subject.inputs)
-    stated: dict[str, InputBounds] = {}
-    notes: list[str] = []
-    for name, table, most in zip(subject.inputs, tables, longest, strict=True):
-        lengths = most if any(most) else ()
-        if table.most or lengths or independent:
-            stated[name] = InputBounds(table.most or None, lengths, independent)
-        if table.most != table.least:
-            notes.append(
-                f"parts of '{name}' look up tables of {table.least} to {table.most} entries; runtimes refuse "
-                f"indices below 0 and above {table.most - 1}, and ONNX Runtime those above a smaller table"
-            )
-    for key, value in inputs_property(stated).items():
-        model.metadata_props.add(key=key, value=value)
-    return tuple(notes)
-
-
-def _no_metadata(model: nn.Module, checkpoint_sha256: str) -> ModelMetadata:
-    """The metadata of a file before anything is known about its network."""
-    name = type(model).__name__
-    return ModelMetadata(name, {}, "", 0, (), None, checkpoint_sha256=checkpoint_sha256)
-
-
-def _described(
-    subject: Subject,
-    data: bytes,
-    runnable: bytes,
-    description: Description,
-    declared: ModelMetadata,
-    name: Path | str,
-) -> tuple[DescribedModel | None, tuple[str, ...]]:
-    """The file with its metadata (None if unchanged), and notes.
-
-    A traced user network without a description may not take images, and there is metadata only for images;
-    its trace then consists of ordinary outputs.
-    """
-    if subject.traced is not None:
-        declared = dataclasses.replace(declared, trace=TraceOutputs(subject.traced.layers))
-    try:
-        return describe_model(data, description, declared, name, runnable=runnable), ()
-    except UsageError as error:
-        if description or subject.metadata is not None:
-            raise
-        return None, (
-            f"the file does not state its trace, which is outputs as any other: {error.why} `session.trace` "
-            "and `see` need a network of images with class_names (docs/how-to/export.md#trace)",
+    inputs: tuple[Tensor, ...] = ()
+    if job.check_inputs is not None:
+        inputs = comparison_inputs(
+            job.check_inputs, subject.inputs, subject.example, subject.free_axes
         )
+    rewrites = Rewrites(**{REWRITES[name]: False for name in job.options.no_rewrite})
+    if subject.to_trace or subject.traced:
+        # A trace has results for every iteration, so none can be left out.
+        rewrites = Rewrites.none()
+    graph = to_graph(subject, job.opset, batch, rewrites, job.ops, progress=progress)
+    check_ports(graph.lowered.model)
+    longest = longest_of_inputs(subject, graph.program)
+    subject = replace(subject, traced=graph.traced, longest=longest)
+    if subject.metadata is None and subject.traced is not None:
+        subject = replace(subject, metadata=job.blank_metadata)
+    # A file with metadata takes images of one size, and its batch is known to be of images.
+    independent = batch is None and subject.metadata is None
+    notes = declare_inputs(graph.lowered.model, subject, independent=independent)
+    return _Captured(
+        subject, description, inputs, rewrites, graph.lowered, graph.program, batch, notes=notes
+    )
 
 
-def _rewrites(options: ExportOptions) -> Rewrites:
-    """The exact rewrites, except those switched off."""
-    return Rewrites(**{REWRITES[name]: False for name in options.no_rewrite})
+def _subject(job: _ExportJob, batch: int | None) -> Subject:
+    """The module with its inputs and outputs.
 
-
-def _subject(
-    module: nn.Module,
-    example: Example | None,
-    free_axes: FreeAxes | None,
-    batch: int | None,
-    options: ExportOptions,
-) -> Subject:
-    iterations, extra_outputs = options.iterations, options.extra_outputs
+    Raises:
+        UsageError: the options are for the package's own models; or as `of_module`, `of_capsule_model`.
+    """
+    module, options = job.module, job.options
     if not isinstance(module, CapsuleModel):
-        if iterations is not None or set(extra_outputs) - {TRACE}:
+        if options.iterations is not None or set(options.extra_outputs) - {TRACE}:
             raise UsageError(
                 "The iterations and outputs of your own module are set in its code.",
                 "Of the extra outputs, only the trace can be added.",
@@ -341,11 +274,11 @@ def _subject(
                 "'extra_outputs' except trace.",
                 command="Let forward return them, and use --with only for trace.",
             )
-        subject = of_module(module, example, batch, options.output_names, free_axes)
-        return dataclasses.replace(subject, to_trace=bool(extra_outputs))
-    if iterations is not None and iterations != module.config.iterations:
-        module = with_iterations(module, iterations)
-    return modules.of_capsule_model(module, extra_outputs, batch, options.checkpoint_sha256)
+        subject = of_module(module, job.example, batch, options.output_names, job.free_axes)
+        return replace(subject, to_trace=bool(options.extra_outputs))
+    if options.iterations is not None and options.iterations != module.config.iterations:
+        module = with_iterations(module, options.iterations)
+    return of_capsule_model(module, options.extra_outputs, batch, options.checkpoint_sha256)
 
 
 @contextlib.contextmanager
@@ -360,103 +293,211 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-class _Graph(NamedTuple):
-    """A module's graph for the file, the program that torch captured, and the traced routing."""
-
-    lowered: Lowered
-    program: torch.export.ExportedProgram
-    traced: Traced | None
+# --- 3. Comparing: the graph in ONNX Runtime with the module ---
 
 
-def to_graph(
-    subject: Subject,
-    opset: int,
-    batch: int | None,
-    rewrites: Rewrites,
-    ops: str = "auto",
-    fuse: bool = True,
-    progress: Progress = silent,
-) -> _Graph:
-    """Capture the module and make the graph of the file.
+@dataclass(frozen=True)
+class _Compared:
+    """The comparisons with PyTorch.
 
-    Args:
-        ops, fuse, progress: as for `graph.passes.lower`.
+    Attributes:
+        cases: the inputs.
+        parity: the results.
+        notes: on hard inputs that the module does not accept.
+        unregistered: tensors that a user's module computes with and its state dict lacks.
+    """
+
+    cases: list[parity.Case]
+    parity: tuple[CaseParity, ...]
+    notes: tuple[str, ...]
+    unregistered: tuple[str, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every required comparison is within its tolerance."""
+        return all(p.passed or p.outside for p in self.parity)
+
+
+def _compared(job: _ExportJob, captured: _Captured, progress: Progress) -> _Compared:
+    """Run the graph and the module on random, hard and the caller's own inputs.
 
     Raises:
-        UnsupportedModelError: torch cannot capture the module, it draws random numbers, or a shape depends on
-            more than the batch.
+        UnsupportedModelError: the module fails, or ONNX Runtime cannot run its graph.
     """
-    module: nn.Module = subject.module
-    if not rewrites.light_cone:
-        # torch.export drops nodes that do not affect an output; the passes stay, because they are outputs.
-        module = modules.KeepingAllPasses(module).eval()
-    with torch.no_grad(), RoutingCalls() as calls:
-        subject.module(*subject.example)
-    progress("capturing it as a graph")
-    captured, program = capture(module, subject, opset, batch)
-    traced = subject.traced
-
-    def write_trace(model: onnx.ModelProto, found: FusionReport) -> onnx.ModelProto:
-        nonlocal traced
-        if subject.to_trace:
-            traced, model = traced_graph(subject.module, model, subject.example, found)
-        assert traced is not None
-        return traced.write(model)
-
-    lowered = lower(
-        captured,
-        rewrites,
-        ops,
-        outputs=len(subject.outputs),
-        passes=len(calls.outputs),
-        fuse=fuse,
-        write_trace=write_trace if subject.to_trace or traced is not None else None,
-        progress=progress,
-    )
-    return _Graph(lowered, program, traced)
+    subject, lowered = captured.subject, captured.lowered
+    with _explaining(job, captured):
+        unsaved: tuple[str, ...] = ()
+        if job.is_user_module:
+            unsaved = unregistered(job.module, subject.module, subject.example)
+        cases, notes = _cases(job, captured)
+        progress(f"comparing with PyTorch on {len(cases)} inputs")
+        results = parity.compare(
+            parity.session_of(lowered.runnable),
+            subject.reference,
+            subject.compared,
+            cases,
+            *job.options.tolerance,
+            captured.check_inputs,
+        )
+    return _Compared(cases, results, notes, unsaved)
 
 
-def _again(
-    subject: Subject, opset: int, batch: int | None, rewrites: Rewrites, fuse: bool
-) -> tuple[onnx.ModelProto, torch.export.ExportedProgram]:
-    """The graph captured again in another way, for `diagnose`."""
-    if batch is not None:
-        subject = dataclasses.replace(subject, example=sized(subject.example, batch))
-    made = to_graph(subject, opset, batch, rewrites, fuse=fuse)
-    return made.lowered.runnable, made.program
-
-
-def _cases(
-    subject: Subject, batch: int | None, user_inputs: Sequence[Tensor]
-) -> tuple[list[checks.Case], tuple[str, ...]]:
-    """The comparisons, and notes on hard inputs that a user's module does not accept."""
-    batches = subject.batches if batch is None else (batch,)
-    given = checks.user_cases(user_inputs, batches) if user_inputs else []
-    hard, notes = checks.input_cases(subject.example, batches), tuple[str, ...]()
+def _cases(job: _ExportJob, captured: _Captured) -> tuple[list[parity.Case], tuple[str, ...]]:
+    """The inputs to compare on, and notes on hard ones that a user's module does not accept."""
+    subject, own = captured.subject, captured.check_inputs
+    batches = subject.batches if captured.batch is None else (captured.batch,)
+    hard, notes = parity.input_cases(subject.example, batches), tuple[str, ...]()
     if subject.free_axes:
-        hard += checks.length_cases(
+        hard += parity.length_cases(
             subject.example, subject.free_axes, batches[-1:], subject.longest
         )
-    if not isinstance(getattr(subject.module, "model", None), CapsuleModel):
-        hard, notes = accepted_inputs(subject.module, hard, user_inputs or subject.example, batches)
-    return [*given, *hard], notes
+    if job.is_user_module:
+        hard, notes = parity.accepted_inputs(subject.module, hard, own or subject.example, batches)
+    return [*(parity.user_cases(own, batches) if own else ()), *hard], notes
 
 
-def _measured(
-    parity: tuple[CaseParity, ...], atol: float, rtol: float, fixed: Sequence[str]
-) -> dict[str, Any]:
+@contextlib.contextmanager
+def _explaining(job: _ExportJob, captured: _Captured | None = None) -> Iterator[None]:
+    """Explain failures of a user's module; those of the package's own models are left as they are."""
+    if not job.is_user_module:
+        yield
+        return
+    model, program = (captured.lowered.model, captured.program) if captured else (None, None)
+    with explain_module_errors(model, program):
+        yield
+
+
+# --- 4. The file: bytes with metadata ---
+
+
+@dataclass(frozen=True)
+class _ExportedFile:
+    """The bytes of the file, its metadata (None without any), notes, and warnings about its scores."""
+
+    data: bytes
+    metadata: ModelMetadata | None
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def _described(job: _ExportJob, captured: _Captured, compared: _Compared) -> _ExportedFile:
+    """The file with its metadata, if there are any and every comparison passed.
+
+    A traced user network without a description may not take images, and there is metadata only for images;
+    its trace then consists of ordinary outputs.
+    """
+    subject, lowered = captured.subject, captured.lowered
+    data, metadata = lowered.model.SerializeToString(), subject.metadata
+    if metadata is None or not compared.passed:
+        return _ExportedFile(data, metadata)
+    metadata = replace(metadata, parity=_measured(job, captured, compared))
+    if subject.traced is not None:
+        metadata = replace(metadata, trace=TraceOutputs(subject.traced.layers))
+    # A fused file runs only with the kernels, so the version with function bodies is run here.
+    runnable = data if job.ops != "fused" else lowered.runnable.SerializeToString()
+    name = job.path or "the new file"
+    try:
+        described = describe_model(data, captured.description, metadata, name, runnable=runnable)
+    except UsageError as error:
+        if job.description or not job.is_user_module:
+            raise
+        note = (
+            f"the file does not state its trace, which is outputs as any other: {error.why} `session.trace` "
+            "and `see` need a network of images with class_names (docs/how-to/export.md#trace)"
+        )
+        return _ExportedFile(data, metadata, (note,))
+    return _ExportedFile(described.data, described.metadata, (), described.warnings)
+
+
+def _measured(job: _ExportJob, captured: _Captured, compared: _Compared) -> dict[str, Any]:
     """The comparison, for the metadata, and why its batch is fixed."""
-    compared = required(parity)
-    batch = {"batch": fixed[0]} if fixed else {}
+    counted = required(compared.parity)
+    atol, rtol = job.options.tolerance
+    batch = {"batch": captured.fixed[0]} if captured.fixed else {}
     return batch | {
         "against": "PyTorch eager FP32",
         "torch": torch.__version__,
-        "comparisons": len(compared),
-        "max_abs": max(p.max_abs for p in compared),
-        "worst": dataclasses.asdict(max(compared, key=lambda p: p.excess)),
+        "comparisons": len(counted),
+        "max_abs": max(p.max_abs for p in counted),
+        "worst": asdict(max(counted, key=lambda p: p.excess)),
         "atol": atol,
         "rtol": rtol,
     }
+
+
+# --- 5. The end: the report, what differs, and writing ---
+
+
+def _finished(
+    job: _ExportJob,
+    captured: _Captured,
+    compared: _Compared,
+    file: _ExportedFile,
+    progress: Progress,
+) -> ExportReport:
+    """Write the file, unless a comparison failed.
+
+    Raises:
+        ParityError: one did; the error names the node that differs.
+    """
+    report = _report(job, captured, compared, file)
+    if not report.passed:
+        progress("looking for the node that differs")
+        with _evaluating(job.module):
+            report.check("" if report.ill_conditioned else _cause(job, captured, compared, report))
+    if job.path is not None:
+        write_bytes(job.path, file.data)
+    return report
+
+
+def _report(
+    job: _ExportJob, captured: _Captured, compared: _Compared, file: _ExportedFile
+) -> ExportReport:
+    subject, lowered = captured.subject, captured.lowered
+    trace = subject.traced.notes if subject.traced else ()
+    atol, rtol = job.options.tolerance
+    return ExportReport(
+        path=job.path,
+        size=len(file.data),
+        opset=job.opset,
+        ir_version=lowered.model.ir_version,
+        ops=job.ops,
+        inputs=_signature(lowered.model.graph.input),
+        outputs=_signature(lowered.model.graph.output),
+        operators=lowered.operators,
+        functions=len(lowered.model.functions),
+        rewrites=lowered.rewrites,
+        fusion=lowered.fusion,
+        notes=(
+            *captured.fixed,
+            *lowered.notes,
+            *compared.notes,
+            *captured.notes,
+            *trace,
+            *file.notes,
+        ),
+        atol=atol,
+        rtol=rtol,
+        parity=compared.parity,
+        scores=scores_output(file.metadata, subject.outputs),
+        score_warnings=file.warnings,
+        unregistered=compared.unregistered,
+    )
+
+
+def _cause(job: _ExportJob, captured: _Captured, compared: _Compared, report: ExportReport) -> str:
+    """The origin of a difference: what is captured again, in other ways, agrees or not."""
+
+    def again(
+        batch: int | None, rewrites: Rewrites, fuse: bool
+    ) -> tuple[onnx.ModelProto, torch.export.ExportedProgram]:
+        subject = captured.subject if batch is None else captured.subject.sized(batch)
+        graph = to_graph(subject, job.opset, batch, rewrites, fuse=fuse)
+        return graph.lowered.runnable, graph.program
+
+    return parity.diagnose(
+        captured.subject, again, captured.batch, captured.rewrites, compared.cases, report
+    )
 
 
 def _signature(values: Sequence[onnx.ValueInfoProto]) -> dict[str, list[int | str]]:

@@ -29,7 +29,7 @@ class CaseParity:
             last axis (the pose), at least ``atol``.
         reference_error: largest difference between the module in FP32 and in FP64: how well FP32 defines the
             output. Zero if the comparison passes without it.
-        excess: largest ``difference / tolerance`` (see ``checks.compare``); the case passes up to 1.
+        excess: largest ``difference / tolerance`` (see `parity.compare`); the case passes up to 1.
         passed: whether it is within the tolerance.
         outside: whether the case lies outside the range of the user's own inputs; it is then not required to
             pass.

@@ -16,7 +16,7 @@ from capsedge.models.user_code import on_cpu
 
 
 @dataclass(frozen=True)
-class Scored:
+class AddedScores:
     """Scores ``[N, J]`` computed from an output.
 
     Attributes:
@@ -54,7 +54,7 @@ class Flat(nn.Module):
         module: nn.Module,
         ranks: Sequence[int] | None = None,
         each: bool = False,
-        scored: Scored | None = None,
+        scored: AddedScores | None = None,
     ) -> None:
         super().__init__()
         self.module, self.each, self.scored = module, each, scored
@@ -88,7 +88,7 @@ def _copy_outputs(values: tuple[Tensor, ...], inputs: tuple[Tensor, ...]) -> tup
     return tuple(found)
 
 
-class PerImage(nn.Module):
+class ImageByImage(nn.Module):
     """A flat module applied to every image on its own, however its code treats the batch."""
 
     def __init__(self, flat: Flat) -> None:
@@ -152,6 +152,22 @@ def named_outputs(result: Any) -> dict[str, Tensor]:
 def sized(tensors: Sequence[Tensor], batch: int) -> tuple[Tensor, ...]:
     """The first image of each input, repeated to a batch; a copy that code may write into."""
     return tuple(t[:1].repeat(batch, *[1] * (t.ndim - 1)) for t in tensors)
+
+
+def resized(
+    tensors: Sequence[Tensor],
+    free_axes: Sequence[Sequence[int]],
+    length: int,
+    size: int | None = None,
+) -> list[Tensor]:
+    """Tensors with free axes, or axes of a given size, cut or repeated from the start to another length."""
+    found = list(tensors)
+    for n, axes in enumerate(free_axes):
+        for axis in axes:
+            own = found[n].shape[axis]
+            if size in (None, own):
+                found[n] = found[n].index_select(axis, torch.arange(length) % own)
+    return found
 
 
 def to_fp64(module: nn.Module) -> nn.Module:

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from capsedge.errors import CapsedgeError, UnsupportedModelError
 from capsedge.exporters.export_report import CaseParity, ExportReport
-from capsedge.exporters.flat_module import run_fp64, to_fp64
-from capsedge.exporters.longest import resized
+from capsedge.exporters.flat_module import resized, run_fp64, to_fp64
 from capsedge.exporters.subject import Subject
 from capsedge.graph import Rewrites
 from capsedge.graph.ir import Graph
@@ -314,7 +313,7 @@ def _first_node(
     tolerance: Tolerance,
 ) -> str:
     """The first value of the program that the file computes differently."""
-    recorded = _Recorder(program.module())
+    recorded = _NodeRecorder(program.module())
     with torch.no_grad():
         recorded.run(*tensors)
     graph = Graph.of(model.graph)
@@ -347,7 +346,7 @@ def _differs(actual: np.ndarray, expected: np.ndarray, tolerance: Tolerance) -> 
     return bool(len(off)) and not excess(off[:, None], whole, tolerance, 0.0).max() <= 1
 
 
-class _Recorder(torch.fx.Interpreter):
+class _NodeRecorder(torch.fx.Interpreter):
     """Runs a program and records every tensor with the user's line that produced it."""
 
     def __init__(self, module: Any) -> None:
@@ -375,7 +374,7 @@ def accepted_inputs(
     example's range at each position replace the refused ones.
 
     Args:
-        cases: of `checks.input_cases`, named ``kind, batch n``.
+        cases: of `input_cases`, named ``kind, batch n``.
         example: the user's.
 
     Raises:

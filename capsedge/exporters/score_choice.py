@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from capsedge.errors import UsageError
-from capsedge.exporters.flat_module import Flat, Scored
+from capsedge.exporters.flat_module import AddedScores, Flat
 from capsedge.exporters.subject import Subject
-from capsedge.runtime.metadata import ModelMetadata, Outputs
+from capsedge.runtime.metadata import ModelMetadata, Outputs, Preprocessing
 from capsedge.runtime.score_checks import kind_of, probes
 from capsedge.runtime.scores import AS_IT_IS, CAPSULES, ChosenScores, choose_scores
 from capsedge.runtime.user_metadata import (
@@ -29,9 +29,9 @@ from capsedge.spec.vocabularies import LENGTHS, REGRESSION
 
 
 def with_scores(
-    subject: Subject, description: Description, declared: ModelMetadata, batch: int | None
-) -> tuple[Subject, Description, ModelMetadata]:
-    """A described image network with a scores output, and metadata that name it and say why it was chosen.
+    subject: Subject, description: Description, batch: int | None
+) -> tuple[Subject, Description]:
+    """A described image network with a scores output, which metadata and description name with the reason.
 
     Class capsules without scores get an output of their lengths. A regression, and scores that the user names
     and the module returns, stay as they are.
@@ -43,23 +43,12 @@ def with_scores(
         UsageError: it takes no images, none of its outputs holds scores, or several may.
     """
     assert isinstance(subject.module, Flat)  # like every user's own module
+    declared = subject.metadata
+    assert declared is not None
     sizes = tuple(subject.example[0].shape[1:])
-    shapes = {n: t.shape for n, t in zip(subject.inputs, subject.example, strict=True)}
-    check_takes_images("The network", shapes)
-    try:
-        if task_of(description, declared) == REGRESSION:
-            return subject, description, declared
-        preprocessing = preprocessing_for(description, sizes, declared.preprocessing, "The network")
-    except UsageError:
-        raise
-    except ValueError as error:
-        raise UsageError("The metadata options do not fit this network.", f"{error}.") from error
-    if not subject.example[0].dtype.is_floating_point:
-        dtype = str(subject.example[0].dtype).removeprefix("torch.")
-        raise UsageError(
-            "The metadata options do not fit this network.",
-            f"Its input takes {dtype}, but images are floats.",
-        )
+    preprocessing = _preprocessing(subject, description, declared)
+    if preprocessing is None:
+        return subject, description
     images = probes(sizes, preprocessing)
     outputs = _outputs(subject, images.images, batch)
     given = description.outputs or Outputs()
@@ -81,11 +70,13 @@ def with_scores(
     chosen = ChosenScores(NAMED if named else choice.reason)
     if choice.form == AS_IT_IS:
         if named:
-            return subject, description, declared
+            return subject, description
         scores, values = choice.output, outputs[choice.output]
     else:
-        made = Scored(subject.outputs.index(choice.output), choice.classes, choice.form == CAPSULES)
-        values = Scored(0, made.classes, made.capsules)(
+        made = AddedScores(
+            subject.outputs.index(choice.output), choice.classes, choice.form == CAPSULES
+        )
+        values = AddedScores(0, made.classes, made.capsules)(
             [torch.from_numpy(outputs[choice.output])]
         ).numpy()
         subject, scores = _with_output(subject, made)
@@ -99,7 +90,38 @@ def with_scores(
     poses = choice.poses if sized == (choice.classes,) else ""
     roles = Outputs(scores=scores, kind=kind, poses=given.poses or poses)
     declared = dataclasses.replace(declared, outputs=roles, chosen_scores=chosen)
-    return subject, dataclasses.replace(description, outputs=roles), declared
+    subject = dataclasses.replace(subject, metadata=declared)
+    return subject, dataclasses.replace(description, outputs=roles)
+
+
+def _preprocessing(
+    subject: Subject, description: Description, declared: ModelMetadata
+) -> Preprocessing | None:
+    """How images become the network's input; None for a regression.
+
+    Raises:
+        UsageError: it takes no images, or the description does not fit.
+    """
+    image = subject.example[0]
+    shapes = {n: t.shape for n, t in zip(subject.inputs, subject.example, strict=True)}
+    check_takes_images("The network", shapes)
+    try:
+        if task_of(description, declared) == REGRESSION:
+            return None
+        found = preprocessing_for(
+            description, tuple(image.shape[1:]), declared.preprocessing, "The network"
+        )
+    except UsageError:
+        raise
+    except ValueError as error:
+        raise UsageError("The metadata options do not fit this network.", f"{error}.") from error
+    if not image.dtype.is_floating_point:
+        dtype = str(image.dtype).removeprefix("torch.")
+        raise UsageError(
+            "The metadata options do not fit this network.",
+            f"Its input takes {dtype}, but images are floats.",
+        )
+    return found
 
 
 def _outputs(
@@ -119,7 +141,7 @@ def _outputs(
     return {name: torch.cat(values).numpy() for name, values in parts.items()}
 
 
-def _with_output(subject: Subject, made: Scored) -> tuple[Subject, str]:
+def _with_output(subject: Subject, made: AddedScores) -> tuple[Subject, str]:
     """The subject with one more output, and its name."""
     flat = subject.module
     assert isinstance(flat, Flat)

@@ -4,66 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import onnx
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from capsedge.errors import UnsupportedModelError, UsageError
 from capsedge.graph.trace_outputs import with_trace
 from capsedge.models import CapsuleModel
 from capsedge.models.layers import DynamicCapsules
+from capsedge.models.ops.registration import RoutingCall, RoutingCalls
 from capsedge.models.ops.unrolled import unroll
 from capsedge.runtime.routing_trace import PREFIX, TraceLayer
 from capsedge.spec import limits
 from capsedge.spec.operators import OPERATORS, WINDOWS
-
-# --- Recording the routing operators while a module runs ---
-
-_NAMES = {o.torch: o.name for o in OPERATORS.values() if o.routes and o.torch}
-
-
-@dataclass(frozen=True)
-class RoutingCall:
-    """One call of a routing operator: its ONNX type, arguments and outputs."""
-
-    operator: str
-    args: tuple[Any, ...]
-    outputs: tuple[Tensor, ...]
-
-    @property
-    def weight(self) -> Tensor | None:
-        """The routing weight; None where votes are given."""
-        place = OPERATORS[self.operator].weight
-        return self.args[place] if place else None
-
-
-class RoutingCalls(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records every routing operator that is called.
-
-    Attributes:
-        calls: the calls, in order.
-        outputs: the first output of each.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.calls: list[RoutingCall] = []
-
-    @property
-    def outputs(self) -> list[Tensor]:
-        return [call.outputs[0] for call in self.calls]
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if func.namespace == "capsedge" and isinstance(result, tuple):
-            name = _NAMES[func._opname]
-            self.calls.append(RoutingCall(name, args, result))
-        return result
-
 
 # --- The trace ---
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from capsedge.errors import CapsedgeError, UnsupportedModelError
 from capsedge.exporters.parity import session_of
-from capsedge.exporters.traced_routing import RoutingCall, Traced, checked, layers_of
+from capsedge.exporters.traced_routing import Traced, checked, layers_of
 from capsedge.graph import Rewrites
 from capsedge.graph.cleanup import remove_unused_tensors
 from capsedge.graph.functions import attach_functions
@@ -32,6 +32,7 @@ from capsedge.graph.proto import (
 )
 from capsedge.graph.proto import replace as replace_fields
 from capsedge.graph.trace_outputs import without_uniform_passes
+from capsedge.models.ops.registration import RoutingCall
 from capsedge.runtime.routing_trace import TraceLayer
 from capsedge.spec.operators import DOMAIN, ROUTING_OPERATORS, VOTES_AS_INPUT, WINDOWS, operator_of
 
@@ -73,7 +74,7 @@ def child_map(
     Returns:
         None if there is no such map, a capsule depends on several positions, or the order is another.
     """
-    part = _Part(model, tensor)
+    part = _RoutingPart(model, tensor)
     if part.grid is None or not 1 < np.prod(part.grid) <= _MAX_POSITIONS:
         return None
     try:
@@ -93,7 +94,7 @@ def child_map(
     return None
 
 
-class _Part:
+class _RoutingPart:
     """The nodes between maps and a tensor.
 
     Attributes:
@@ -216,7 +217,11 @@ class TracedGraph(Traced):
     """
 
     def __init__(
-        self, module: nn.Module, layers: Sequence[TraceLayer], calls: Sequence[str], inputs: _Inputs
+        self,
+        module: nn.Module,
+        layers: Sequence[TraceLayer],
+        calls: Sequence[str],
+        inputs: _NodeInputs,
     ) -> None:
         super().__init__(module, layers, calls)
         self.inputs = inputs
@@ -226,7 +231,7 @@ class TracedGraph(Traced):
         return outputs, self.inputs.calls(inputs)
 
 
-class _Inputs:
+class _NodeInputs:
     """The inputs of a graph's routing nodes.
 
     Args:
@@ -251,7 +256,7 @@ class _Inputs:
         attach_functions(runnable, Rewrites.none())
         self.session = session_of(runnable)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Inputs:
+    def __deepcopy__(self, memo: dict[int, Any]) -> _NodeInputs:
         return self  # it does not change
 
     def feeds(self, inputs: Sequence[Tensor]) -> dict[str, np.ndarray]:
@@ -310,7 +315,7 @@ def traced_graph(
     graph = without_uniform_passes(model)
     if not _routing_nodes(graph):
         raise _without_operators(not_fused)
-    inputs = _Inputs(graph)
+    inputs = _NodeInputs(graph)
     with torch.no_grad():
         calls = inputs.calls(example)
     names = _names(graph, inputs.nodes, calls, len(example[0]))

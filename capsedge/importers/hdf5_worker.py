@@ -25,7 +25,7 @@ TEXTS = ("model_config", "keras_version", "backend", "layer_names", "weight_name
 _DEPTH = 64
 
 
-class Refused(Exception):
+class Hdf5Refused(Exception):
     """The file uses a feature that weights files do not need."""
 
 
@@ -40,13 +40,13 @@ def main() -> None:
     try:
         data = sys.stdin.buffer.read(limits.KERAS_BYTES + 1)
         if not data.startswith(SIGNATURE):
-            raise Refused("it is not an HDF5 file")
+            raise Hdf5Refused("it is not an HDF5 file")
         if len(data) > limits.KERAS_BYTES:
-            raise Refused(f"it has over {limits.KERAS_BYTES >> 20} MiB")
+            raise Hdf5Refused(f"it has over {limits.KERAS_BYTES >> 20} MiB")
         forbid_new_files()
         most = max(limits.UNPACKED_BYTES, limits.UNPACKED_RATIO * len(data))
         _read_image(data, most, answer)
-    except Refused as refusal:
+    except Hdf5Refused as refusal:
         answer.write(json.dumps({"refused": str(refusal)}).encode() + b"\n")
     except MemoryError:
         answer.write(json.dumps({"refused": "it needs too much memory"}).encode() + b"\n")
@@ -64,8 +64,8 @@ def _read_image(data: bytes, most: int, output: BinaryIO) -> None:
     try:
         image = h5py.h5f.open_file_image(data)
     except OSError as error:
-        raise Refused(f"it is damaged: {error}") from None
-    walk = Walk(most, limits.TENSORS)
+        raise Hdf5Refused(f"it is damaged: {error}") from None
+    walk = Hdf5Walk(most, limits.TENSORS)
     walk.group(h5py.h5g.open(image, b"/"), "")
     walk.write(output)
 
@@ -87,7 +87,7 @@ def _rehearse() -> None:
     "".encode("latin-1")
 
 
-class Walk:
+class Hdf5Walk:
     """Everything reachable by hard links.
 
     Args:
@@ -105,28 +105,28 @@ class Walk:
         """Read a group and its content.
 
         Raises:
-            Refused: it holds anything other than groups, arrays of numbers and hard links to them.
+            Hdf5Refused: it holds anything other than groups, arrays of numbers and hard links to them.
         """
         from h5py import h5d, h5g, h5l, h5o
 
         place = f"the group '/{path}'"
         self._once(group, place)
         if path.count("/") > _DEPTH:
-            raise Refused(f"{place} is nested over {_DEPTH} deep")
+            raise Hdf5Refused(f"{place} is nested over {_DEPTH} deep")
         self.texts[path] = _texts(group, place)
         for name in list(group):
             inner = f"{path}/{name.decode()}" if path else name.decode()
             if b"/" in name or name in (b".", b".."):
-                raise Refused(f"the name {name.decode()!a} in {place} is a path")
+                raise Hdf5Refused(f"the name {name.decode()!a} in {place} is a path")
             if group.links.get_info(name).type != h5l.TYPE_HARD:
-                raise Refused(f"'/{inner}' is a link to another location")
+                raise Hdf5Refused(f"'/{inner}' is a link to another location")
             kind = h5o.get_info(group, name).type
             if kind == h5o.TYPE_GROUP:
                 self.group(h5g.open(group, name), inner)
             elif kind == h5o.TYPE_DATASET:
                 self._array(h5d.open(group, name), inner)
             else:
-                raise Refused(f"'/{inner}' is a named type")
+                raise Hdf5Refused(f"'/{inner}' is a named type")
 
     def _once(self, item: Any, path: str) -> None:
         from h5py import h5o
@@ -134,9 +134,9 @@ class Walk:
         where = h5o.get_info(item)
         self._count -= 1
         if self._count < 0:
-            raise Refused("it holds too many objects")
+            raise Hdf5Refused("it holds too many objects")
         if (where.fileno, where.addr) in self._visited:
-            raise Refused(f"{path} is reachable in two ways")
+            raise Hdf5Refused(f"{path} is reachable in two ways")
         self._visited.add((where.fileno, where.addr))
 
     def _array(self, array: h5d.DatasetID, path: str) -> None:
@@ -147,23 +147,23 @@ class Walk:
         self._once(array, place)
         plan = array.get_create_plist()
         if plan.get_external_count():
-            raise Refused(f"the numbers of {place} are in another file")
+            raise Hdf5Refused(f"the numbers of {place} are in another file")
         if plan.get_layout() not in (h5d.COMPACT, h5d.CONTIGUOUS, h5d.CHUNKED):
-            raise Refused(f"{place} is assembled from other arrays")
+            raise Hdf5Refused(f"{place} is assembled from other arrays")
         for k in range(plan.get_nfilters()):
             if plan.get_filter(k)[0] not in FILTERS:
-                raise Refused(f"{place} needs the filter {plan.get_filter(k)[0]}")
+                raise Hdf5Refused(f"{place} needs the filter {plan.get_filter(k)[0]}")
         kind = array.get_type()
         if kind.committed() or kind.get_class() not in (h5t.FLOAT, h5t.INTEGER):
-            raise Refused(f"{place} does not hold plain numbers")
+            raise Hdf5Refused(f"{place} does not hold plain numbers")
         if not all(0 <= n < 2**40 for n in array.shape):
-            raise Refused(f"{place} claims an impossible size")
+            raise Hdf5Refused(f"{place} claims an impossible size")
         size = int(np.prod(array.shape, dtype=object)) * kind.get_size()
         chunk = plan.get_chunk() if plan.get_layout() == h5d.CHUNKED else ()
         size = max(size, int(np.prod(chunk, dtype=object)) * kind.get_size() if chunk else 0)
         self._remaining -= size
         if self._remaining < 0:
-            raise Refused(f"{place} and the arrays before it claim too many bytes")
+            raise Hdf5Refused(f"{place} and the arrays before it claim too many bytes")
         self._data.append((path, array, np.dtype(kind.dtype).newbyteorder("<")))
 
     def write(self, output: BinaryIO) -> None:
@@ -199,9 +199,9 @@ def _texts(item: h5g.GroupID, path: str) -> dict[str, str | list[str]]:
                 found[name] = []
                 continue
             if attribute.get_type().get_class() != h5t.STRING:
-                raise Refused(f"the attribute '{key}' of {path} is not text")
+                raise Hdf5Refused(f"the attribute '{key}' of {path} is not text")
             if len(attribute.shape) > 1:
-                raise Refused(f"the attribute '{key}' of {path} is not a list")
+                raise Hdf5Refused(f"the attribute '{key}' of {path} is not a list")
             words = _read(attribute)
             if key != name:
                 earlier = found.setdefault(name, [])

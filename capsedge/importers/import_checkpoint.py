@@ -152,24 +152,9 @@ def import_checkpoint(
     together = file if isinstance(file, (list, tuple)) else [file]
     files = [as_path(f, WEIGHTS) for f in together]
     target = None if path is None else as_path(path, OUTPUT)
-    stated = description or Description()
-    if stated.typical is not None:
-        raise UsageError(
-            "A checkpoint does not store what typical images are like.",
-            "",
-            "Pass typical images when you export it.",
-        )
+    answers = _choices(options, description or Description())
     if target is not None:
         _check_output(target)
-    answers = ImportChoices(
-        options.iterations,
-        options.variant,
-        None if stated.class_names is None else tuple(stated.class_names),
-        _fields(stated.preprocessing),
-        "single-label" if stated.task == "classification" else stated.task,
-        stated.outputs,
-        options.inverse_temperature,
-    )
     family, data, limit = options.family, options.data, options.limit
     weights = read_together(files)
     if options.key_map is not None:
@@ -201,6 +186,30 @@ def import_checkpoint(
         target, model, origin, found.in_words, weights.format, comparison, measured,
         tuple(_warnings(model.config, comparison, measured)),
     )  # fmt: skip
+
+
+def _choices(options: ImportOptions, description: Description) -> ImportChoices:
+    """What the caller decides where the file leaves a question open.
+
+    Raises:
+        UsageError: the description has typical images.
+    """
+    if description.typical is not None:
+        raise UsageError(
+            "A checkpoint does not store what typical images are like.",
+            "",
+            "Pass typical images when you export it.",
+        )
+    classes, task = description.class_names, description.task
+    return ImportChoices(
+        options.iterations,
+        options.variant,
+        None if classes is None else tuple(classes),
+        _fields(description.preprocessing),
+        "single-label" if task == "classification" else task,
+        description.outputs,
+        options.inverse_temperature,
+    )
 
 
 def _identified(weights: Weights, family: str | None, choices: ImportChoices) -> Identified:

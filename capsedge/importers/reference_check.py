@@ -35,7 +35,7 @@ BATCH = 32
 
 
 @dataclass(frozen=True)
-class Block:
+class InputBlock:
     """Inputs that are in memory at the same time.
 
     Attributes:
@@ -48,7 +48,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Inputs:
+class ReferenceInputs:
     """Noise, strokes, hard cases, and the user's images, generated in blocks to limit memory.
 
     Attributes:
@@ -63,14 +63,14 @@ class Inputs:
         hard = len(hard_cases(self._shape, self.preprocessing))
         return RANDOM + STROKES + hard + (0 if self.images is None else len(self.images))
 
-    def __iter__(self) -> Iterator[Block]:
+    def __iter__(self) -> Iterator[InputBlock]:
         """The blocks, the same on every call."""
         prep = self.preprocessing
         yield from _numbered("noise", (self._noise(n, k) for k, n in _sizes(RANDOM)))
         strokes = (generated(self._shape, prep, n, seed=2017 + k) for k, n in _sizes(STROKES))
         yield from _numbered("strokes", strokes)
         hard = hard_cases(self._shape, prep)
-        yield Block(hard.names, np.stack(list(hard.inputs())))
+        yield InputBlock(hard.names, np.stack(list(hard.inputs())))
         if self.images is not None:
             yield from _numbered("image", self.images.batches(BATCH))
 
@@ -91,10 +91,10 @@ def _sizes(total: int) -> Iterator[tuple[int, int]]:
         yield k, min(BATCH, total - k * BATCH)
 
 
-def _numbered(name: str, blocks: Iterator[Floats]) -> Iterator[Block]:
+def _numbered(name: str, blocks: Iterator[Floats]) -> Iterator[InputBlock]:
     numbers = count()
     for block in blocks:
-        yield Block(tuple(f"{name} {next(numbers)}" for _ in block), block)
+        yield InputBlock(tuple(f"{name} {next(numbers)}" for _ in block), block)
 
 
 def batches(inputs: NDArray[np.float32], size: int) -> Sequence[Tensor]:
@@ -200,7 +200,7 @@ def compare(
     """
     theirs = load_user_module(UserModuleSpec(code, str(weights or "")))
     fixed = _fixed(theirs.module)
-    inputs = Inputs(model.config.preprocessing, images)
+    inputs = ReferenceInputs(model.config.preprocessing, images)
     _check_repeatable(theirs.module, inputs, model.config.fixed_batch or BATCH)
     first = batches(next(iter(inputs)).inputs, model.config.fixed_batch or BATCH)[0]
     unchecked = theirs.check_saved([first])
@@ -217,7 +217,7 @@ def compare(
     )
 
 
-def _check_repeatable(module: nn.Module, inputs: Inputs, batch: int) -> None:
+def _check_repeatable(module: nn.Module, inputs: ReferenceInputs, batch: int) -> None:
     """Refuse code whose results are random."""
 
     def run(tensors: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -244,7 +244,7 @@ def _sampled(pool: nn.Module, inputs: tuple[Tensor, ...]) -> None:
 
 
 def _differences(
-    ours: CapsuleModel, theirs: nn.Module, inputs: Inputs, batch: int, progress: Progress
+    ours: CapsuleModel, theirs: nn.Module, inputs: ReferenceInputs, batch: int, progress: Progress
 ) -> dict[str, Any]:
     answers = _run_both(ours, theirs, inputs, batch, progress)
     known, scale = answers.known, answers.scale
@@ -293,18 +293,18 @@ def _decisions(choices: _BothOutputs, compared: NDArray[np.bool_], values: bool)
     }
 
 
-def _chosen(inputs: Inputs, indices: NDArray[np.intp]) -> Iterator[Block]:
+def _chosen(inputs: ReferenceInputs, indices: NDArray[np.intp]) -> Iterator[InputBlock]:
     """Some of the inputs, block by block."""
     first = 0
     for block in inputs:
         here = indices[(indices >= first) & (indices < first + len(block.names))] - first
         first += len(block.names)
         if len(here):
-            yield Block(tuple(block.names[k] for k in here), block.inputs[here])
+            yield InputBlock(tuple(block.names[k] for k in here), block.inputs[here])
 
 
 def _same_in_fp64(
-    ours: CapsuleModel, theirs: nn.Module, blocks: Iterator[Block], batch: int, scale: float
+    ours: CapsuleModel, theirs: nn.Module, blocks: Iterator[InputBlock], batch: int, scale: float
 ) -> bool:
     """Whether the two agree in FP64, so that they differ only by FP32 rounding."""
     default = torch.get_default_dtype()
@@ -324,7 +324,7 @@ def _same_in_fp64(
 
 
 def _run_both(
-    ours: CapsuleModel, theirs: nn.Module, inputs: Inputs, batch: int, progress: Progress
+    ours: CapsuleModel, theirs: nn.Module, inputs: ReferenceInputs, batch: int, progress: Progress
 ) -> _BothOutputs:
     total = len(inputs)
     kinds, a, b = [], [], []
@@ -340,7 +340,7 @@ def _run_both(
 
 
 def _both(
-    ours: CapsuleModel, theirs: nn.Module, block: Block, batch: int, dtype: torch.dtype
+    ours: CapsuleModel, theirs: nn.Module, block: InputBlock, batch: int, dtype: torch.dtype
 ) -> tuple[str, NDArray[Any], NDArray[Any]]:
     """The output that both networks have, and its values from each."""
     a, b, kind = [], [], ""

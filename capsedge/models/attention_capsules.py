@@ -6,8 +6,7 @@ from torch import Tensor, nn
 
 from capsedge.models.base import CapsuleModel, CapsuleOutput
 from capsedge.models.configs import AttentionCapsulesConfig
-from capsedge.models.layers import AttentionCapsules as AttentionLayer
-from capsedge.models.layers import PrimaryCapsules, output_size, positions
+from capsedge.models.layers import AttentionLayer, PrimaryCapsules, output_size, positions
 
 
 class AttentionCapsules(CapsuleModel):

@@ -16,8 +16,7 @@ from torch.utils.flop_counter import flop_registry
 from capsedge.errors import UsageError
 from capsedge.models.configs import ModelConfig
 from capsedge.models.stems import make_stem, stem_grid
-from capsedge.runtime.origin import Origin
-from capsedge.runtime.training_split import TrainingSplit
+from capsedge.runtime.origin import Origin, TrainingSplit
 from capsedge.runtime.typical_input import TypicalInput
 from capsedge.spec import limits
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from capsedge.models import ops
 from capsedge.models.base import CapsuleModel, CapsuleOutput
-from capsedge.models.configs import CapsuleStackConfig, RoutedLayer, StemLayer
+from capsedge.models.configs import CapsuleStackConfig, RoutedLayerConfig, StemLayer
 from capsedge.models.layers import Padded
 
 _ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "sigmoid": nn.Sigmoid}
@@ -44,7 +44,7 @@ class Routed(nn.Module):
     """
 
     def __init__(
-        self, layer: RoutedLayer, children: int, dim: int, config: CapsuleStackConfig
+        self, layer: RoutedLayerConfig, children: int, dim: int, config: CapsuleStackConfig
     ) -> None:
         super().__init__()
         self.layer, self.config = layer, config

@@ -82,7 +82,7 @@ class StemLayer:
 
 
 @dataclass(frozen=True)
-class RoutedLayer:
+class RoutedLayerConfig:
     """A layer of routed capsules.
 
     Attributes:
@@ -123,7 +123,7 @@ class CapsuleStackConfig(ModelConfig):
     primary_types: int = 1
     layers: tuple[StemLayer, ...] = ()
     primary_dim: int
-    routed: tuple[RoutedLayer, ...]
+    routed: tuple[RoutedLayerConfig, ...]
     replaced: bool = True
     offset: float = 1.0
     epsilon: float = 1e-7

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from capsedge.errors import UsageError
-from capsedge.models.capsule_stack_config import CapsuleStackConfig, RoutedLayer, StemLayer
+from capsedge.models.capsule_stack_config import CapsuleStackConfig, RoutedLayerConfig, StemLayer
 from capsedge.models.config_base import (
     CapsuleConv,
     Conv,
@@ -416,7 +416,7 @@ __all__ = [
     "PSCapsNetConfig",
     "PooledFSANetConfig",
     "ResNet",
-    "RoutedLayer",
+    "RoutedLayerConfig",
     "StemLayer",
     "config_from_dict",
 ]

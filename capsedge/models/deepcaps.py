@@ -98,7 +98,7 @@ class RoutedConvCapsules(nn.Module):
         return ops.squash(s, 2, c.routing_epsilon)
 
 
-class Cell(nn.Module):
+class CapsuleCell(nn.Module):
     """A convolution that halves the map, then two more beside a skip connection."""
 
     def __init__(self, channels: int, dim: int, skip: nn.Module, config: DeepCapsConfig) -> None:
@@ -129,7 +129,7 @@ class DeepCaps(CapsuleModel):
             grid = output_size(grid, 3, 2, c.padding)
             width = c.primary_types * dim
             skip = RoutedConvCapsules(dim, grid, c) if last else ConvCapsules(width, dim, 1, c)
-            cells.append(Cell(channels, dim, skip, c))
+            cells.append(CapsuleCell(channels, dim, skip, c))
             channels = width
             children += grid[0] * grid[1] * c.primary_types * (k + 2 >= len(c.dims))
         self.cells = nn.ModuleList(cells)

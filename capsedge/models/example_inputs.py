@@ -50,7 +50,7 @@ class ExampleInputs:
 
 
 @dataclass(frozen=True)
-class _Input:
+class _ExampleInput:
     """One input of an example: its sizes without the batch, and which of them are free."""
 
     name: str
@@ -91,7 +91,7 @@ def read_example(text: str, module: nn.Module) -> ExampleInputs:
     return _arranged(inputs, drawn)
 
 
-def _arranged(inputs: Sequence[_Input], tensors: Sequence[Tensor]) -> ExampleInputs:
+def _arranged(inputs: Sequence[_ExampleInput], tensors: Sequence[Tensor]) -> ExampleInputs:
     if not inputs[0].name:
         return ExampleInputs(tuple(tensors), {})
     named = {i.name: t for i, t in zip(inputs, tensors, strict=True)}
@@ -112,7 +112,7 @@ def _stored(text: str, module: nn.Module) -> ExampleInputs:
     return ExampleInputs(tensors if named else tuple(tensors.values()), {})
 
 
-def _parsed(text: str) -> list[_Input]:
+def _parsed(text: str) -> list[_ExampleInput]:
     """The inputs that a text names.
 
     Raises:
@@ -138,7 +138,7 @@ def _parsed(text: str) -> list[_Input]:
         free = tuple(k + 1 for k, size in enumerate(shape.split("x")) if size.startswith("*"))
         if not 0 < math.prod(sizes) <= _LARGEST or (free and not name):
             raise wrong
-        found.append(_Input(name, sizes, free, dtype or torch.float32))
+        found.append(_ExampleInput(name, sizes, free, dtype or torch.float32))
     if len({bool(i.name) for i in found}) > 1 or (
         found[0].name and len({i.name for i in found}) < len(found)
     ):
@@ -150,7 +150,7 @@ def _parsed(text: str) -> list[_Input]:
     return found
 
 
-def _drawn(given: _Input, most: int | None, generator: torch.Generator) -> Tensor:
+def _drawn(given: _ExampleInput, most: int | None, generator: torch.Generator) -> Tensor:
     """Rows of one input; if it indexes a table, ``most`` is the table's size."""
     shape = (_ROWS, *given.sizes)
     if given.dtype.is_floating_point:

@@ -61,7 +61,7 @@ _WIDTHS = (16, 32, 32, 64, 64, 128, 128)  # widths of a stream's blocks
 _SMALL = 1e-8  # under the sums of a mapping
 
 
-class Block(nn.Module):
+class SeparableBlock(nn.Module):
     """A separable 3x3 convolution, batch normalization, activation."""
 
     def __init__(self, inputs: int, outputs: int, activation: str, config: FSANetConfig) -> None:
@@ -79,14 +79,14 @@ class Block(nn.Module):
         return y
 
 
-class Stream(nn.Module):
+class FeatureStream(nn.Module):
     """Seven blocks with pooling between them; maps of three stages."""
 
     def __init__(self, pool: nn.Module, first: str, activation: str, config: FSANetConfig) -> None:
         super().__init__()
         self.pool = pool
         self.blocks = nn.ModuleList(
-            Block(a, b, first if k == 0 else activation, config)
+            SeparableBlock(a, b, first if k == 0 else activation, config)
             for k, (a, b) in enumerate(pairwise((config.preprocessing.channels, *_WIDTHS)))
         )
         self.maps = nn.ModuleList(nn.Conv2d(width, FEATURES, 1) for width in _WIDTHS[2::2])
@@ -161,7 +161,7 @@ class Stage(nn.Module):
         return ((bins + shift.unsqueeze(-1)) * share).sum(-1), width
 
 
-class Part(nn.Module):
+class FSANetPart(nn.Module):
     """One network."""
 
     ranges: Tensor
@@ -169,8 +169,8 @@ class Part(nn.Module):
     def __init__(self, scoring: str, config: FSANetConfig) -> None:
         super().__init__()
         self.config = config
-        self.average = Stream(nn.AvgPool2d(2), "relu", "relu", config)
-        self.largest = Stream(nn.MaxPool2d(2), config.second_stream, "tanh", config)
+        self.average = FeatureStream(nn.AvgPool2d(2), "relu", "relu", config)
+        self.largest = FeatureStream(nn.MaxPool2d(2), config.second_stream, "tanh", config)
         height, width = (n // 2 // 2 // 2 for n in config.preprocessing.shape[1:])
         self.mapping = Mapping(scoring, height * width, config)
         types = height * width if scoring == "none" else config.primary_types
@@ -216,7 +216,7 @@ class FSANet(CapsuleModel):
 
     def __init__(self, config: FSANetConfig) -> None:
         super().__init__(config)
-        self.parts = nn.ModuleList(Part(scoring, config) for scoring in config.scorings)
+        self.parts = nn.ModuleList(FSANetPart(scoring, config) for scoring in config.scorings)
 
     def forward(self, images: Tensor) -> CapsuleOutput:
         """Values as scores ``[N, values]``; poses of all parts, and couplings of the first."""

@@ -298,7 +298,7 @@ class SideBySide(nn.Module):
         return x if self.index is None else patched(x, self.index, self.size)
 
 
-class AttentionCapsules(nn.Module):
+class AttentionLayer(nn.Module):
     """Capsules routed by inverted dot-product attention (Tsai et al. 2020); one call is one pass.
 
     Args:

@@ -140,7 +140,7 @@ def read_torch(file: BufferedReader) -> Any:
     if refused:
         raise (NotPlain if refused.startswith(_CODE) else BadPickle)(refused.removeprefix(_CODE))
     with _ALONE:
-        return _value(_File(io.FileIO(file.fileno(), closefd=False)), most)
+        return _value(_TorchFile(io.FileIO(file.fileno(), closefd=False)), most)
 
 
 def _unpacked(file: BufferedReader) -> int:
@@ -175,12 +175,12 @@ def main() -> None:
     _value(own, 1 << 20)  # imports the modules that torch reads with
     forbid_new_files()
     try:
-        _value(_File(io.FileIO(0)), int(most))
+        _value(_TorchFile(io.FileIO(0)), int(most))
     except BadPickle as error:
         os.write(answer, f"{_CODE if isinstance(error, NotPlain) else ''}{error}".encode())
 
 
-class _File(BufferedReader):
+class _TorchFile(BufferedReader):
     """A file that hides its descriptor: with one, torch would unpack tar archives to the disk."""
 
     def fileno(self) -> int:
@@ -210,12 +210,12 @@ def _value(file: BufferedReader | io.BytesIO, most: int) -> Any:
     try:
         with torch.serialization.safe_globals(_STAND_INS):
             value = torch.load(file, map_location=kept, weights_only=True)
-        return _Plain(storages, most).of(value)
+        return _PlainObject(storages, most).of(value)
     except Exception as error:  # any kind of error, if the file is damaged
         raise _refusal(error) from error
 
 
-class _Plain:
+class _PlainObject:
     """Converts what torch reads to plain dictionaries and dense tensors; shared objects stay shared.
 
     Args:

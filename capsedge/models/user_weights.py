@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from capsedge.errors import ArtefactError, UsageError
-from capsedge.models.finite_weights import check_finite
+from capsedge.models.checkpoint import check_finite
 from capsedge.models.torch_file import BadPickle, read_torch, unreadable
 from capsedge.models.unnamed_weights import (
     Unnamed,
@@ -267,7 +267,7 @@ def in_parts(found: Sequence[StateDict], expected: Shapes | None = None) -> list
     places = {c.location[:k] for c in found for k in range(len(c.location))}
     first = {name.split(".")[0] for name in map(without_wrappers, expected or ())}
     for place in sorted(places, key=len):
-        shapes, reads, parts = dict[str, tuple[int, ...]](), list[_Part](), list[str]()
+        shapes, reads, parts = dict[str, tuple[int, ...]](), list[_WeightsPart](), list[str]()
         for c in found:
             path = [_part(k) for k in c.location[len(place) :] if k not in WRAPPERS]
             if c.location[: len(place)] != place or (
@@ -275,7 +275,7 @@ def in_parts(found: Sequence[StateDict], expected: Shapes | None = None) -> list
             ):
                 continue
             prefix = ".".join(path) + "." if path else ""
-            part = _Part(c, {k: prefix + without_wrappers(k) for k in c.shapes})
+            part = _WeightsPart(c, {k: prefix + without_wrappers(k) for k in c.shapes})
             if not path and c.location != place:
                 continue
             shapes |= {part.names[k]: shape for k, shape in c.shapes.items()}
@@ -289,14 +289,14 @@ def in_parts(found: Sequence[StateDict], expected: Shapes | None = None) -> list
 
 
 @dataclass(frozen=True)
-class _Part:
+class _WeightsPart:
     """A state dict of a part of the module, and its names with the part's own in front."""
 
     candidate: StateDict
     names: dict[str, str]
 
 
-def _read_parts(parts: Sequence[_Part]) -> dict[str, Tensor]:
+def _read_parts(parts: Sequence[_WeightsPart]) -> dict[str, Tensor]:
     return {part.names[k]: v for part in parts for k, v in part.candidate.read().items()}
 
 

@@ -42,10 +42,10 @@ from capsedge.runtime.files.writing import (
 )
 from capsedge.runtime.load import load_bytes
 from capsedge.runtime.metadata import Preprocessing
+from capsedge.runtime.origin import AnySplit, joint
 from capsedge.runtime.progress import Progress, silent
 from capsedge.runtime.result_summary import Row, Summarized, Summary, short
 from capsedge.runtime.session import Session
-from capsedge.runtime.training_split import AnySplit, joint
 from capsedge.spec.vocabularies import ESCALATED
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from capsedge.runtime.files.writing import (
 )
 from capsedge.runtime.onnx_file.summary import OnnxSummary, read_harmless
 from capsedge.runtime.profiling.compare import CAPSEDGE, Entrant, compare
-from capsedge.runtime.profiling.worker import Limits, Specification
+from capsedge.runtime.profiling.worker import RunLimits, Specification
 from capsedge.runtime.progress import Progress, silent
 from capsedge.runtime.result_summary import Row, Summarized, Summary, short
 from capsedge.runtime.table_indices import explained
@@ -300,7 +300,7 @@ def _times(
         Entrant("after", Specification(CAPSEDGE, str(fresh), "", threads=1), "the file"),
     ]
     try:
-        found = compare(entrants, feeds, Limits(0.1, seconds, 10), progress)
+        found = compare(entrants, feeds, RunLimits(0.1, seconds, 10), progress)
     except EnvironmentProblem as error:
         progress(f"not measured: with random inputs of batch {images}, {_failure(error, feeds)}")
         return None, None

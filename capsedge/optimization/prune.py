@@ -20,9 +20,10 @@ from capsedge.errors import ArtefactError, ParityError, UsageError
 from capsedge.models import CapsuleModel
 from capsedge.models.checkpoint import load_checkpoint, save_checkpoint
 from capsedge.models.training.evaluate import to_input
+from capsedge.models.training.losses import batch_loss
 from capsedge.models.training.recipe import TRAINING_KEY, Recipe, recipe_of, training_of
 from capsedge.models.training.run_files import MODEL
-from capsedge.models.training.train import batch_loss, train
+from capsedge.models.training.train import train
 from capsedge.optimization import prune_criteria
 from capsedge.optimization.prune_criteria import choose, multiply_adds, parameters
 from capsedge.optimization.prune_data import Evaluator, PruningImages, read, read_test
@@ -46,9 +47,8 @@ from capsedge.runtime.files.writing import (
     with_suffix_appended,
     write_text,
 )
-from capsedge.runtime.origin import PRUNING_KEY, Pruned, pruned_of
+from capsedge.runtime.origin import PRUNING_KEY, TRAINING_SPLIT_KEY, Pruned, pruned_of
 from capsedge.runtime.progress import Progress, silent
-from capsedge.runtime.training_split import TRAINING_SPLIT_KEY
 from capsedge.runtime.typical_input import TYPICAL_INPUT_KEY
 
 if TYPE_CHECKING:

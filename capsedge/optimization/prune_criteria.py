@@ -12,7 +12,7 @@ from capsedge.models import CapsuleModel, build
 from capsedge.models.attention_capsules import AttentionCapsules as AttentionNetwork
 from capsedge.models.configs import ModelConfig
 from capsedge.models.em_layers import ClampedEMCapsules, EMCapsules
-from capsedge.models.layers import AttentionCapsules, DynamicCapsules
+from capsedge.models.layers import AttentionLayer, DynamicCapsules
 from capsedge.optimization.prune_groups import Group, Kept
 
 # --- Importance: first-order Taylor expansion, or look-ahead magnitudes ---
@@ -128,11 +128,11 @@ def _of(module: nn.Module, made: Any, iterations: int, once: bool) -> int:
         places, weight = module.grid[0] * module.grid[1], module.weight
         votes = weight[..., 0].numel()
         return places * (weight.numel() + _AGREEMENT * iterations * votes)
-    if isinstance(module, EMCapsules | ClampedEMCapsules | AttentionCapsules):
+    if isinstance(module, EMCapsules | ClampedEMCapsules | AttentionLayer):
         places = made[0].shape[1] * made[0].shape[2]
         weight = module.weight
         rows = weight.shape[-1]  # number of rows in a matrix pose
-        if isinstance(module, AttentionCapsules) and not module.matrix_pose:
+        if isinstance(module, AttentionLayer) and not module.matrix_pose:
             rows = 1
         votes = weight[..., 0, :].numel() * rows
         each = _AGREEMENT if not once else _EM * iterations

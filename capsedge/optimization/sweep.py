@@ -20,16 +20,23 @@ from capsedge.datasets import ImageSet, read_images
 from capsedge.errors import UsageError
 from capsedge.models.config_base import ModelConfig
 from capsedge.models.find import NamedModel, find_model
-from capsedge.optimization.sweep_candidates import FROZEN, Candidate, CandidateMaker, Kind, State
+from capsedge.optimization.sweep_candidates import (
+    FROZEN,
+    CandidateKind,
+    CandidateMaker,
+    State,
+    SweepCandidate,
+)
 from capsedge.optimization.sweep_options import SweepOptions
 from capsedge.options import takes
 from capsedge.runtime.files.text import format_bytes
 from capsedge.runtime.files.writing import sha256, temporary_folder
 from capsedge.runtime.load import load
+from capsedge.runtime.origin import AnySplit, joint
 from capsedge.runtime.profiling.compare import CAPSEDGE, Entrant, compare
 from capsedge.runtime.profiling.profile import random_inputs
 from capsedge.runtime.profiling.report_html import COLOURS
-from capsedge.runtime.profiling.worker import Limits, Specification
+from capsedge.runtime.profiling.worker import RunLimits, Specification
 from capsedge.runtime.progress import Progress, silent
 from capsedge.runtime.result_summary import (
     Row,
@@ -41,7 +48,6 @@ from capsedge.runtime.result_summary import (
     save_figure,
 )
 from capsedge.runtime.runtime_options import RuntimeOptions
-from capsedge.runtime.training_split import AnySplit, joint
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -52,7 +58,7 @@ if TYPE_CHECKING:
 
 CALIBRATION_IMAGES, SEARCH_IMAGES = 512, 2000
 MOST = 64  # limit on candidates, each of which has a process while latencies are measured
-TIMED = Limits(warmup=0.1, duration=1.0, iterations=50)
+TIMED = RunLimits(warmup=0.1, duration=1.0, iterations=50)
 
 
 @dataclass(frozen=True)
@@ -60,7 +66,7 @@ class Point:
     """One file of the sweep.
 
     Attributes:
-        model, iterations, couplings, precision: as in its `Kind`.
+        model, iterations, couplings, precision: as in its `CandidateKind`.
         accuracy: share of correct decisions on the training images of the search.
         milliseconds: median time of an inference with one image.
         bytes: size of the file.
@@ -81,9 +87,9 @@ class Point:
     test_accuracy: float | None = None
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> CandidateKind:
         """The properties that distinguish it."""
-        return Kind(self.model, self.iterations, self.couplings, self.precision)
+        return CandidateKind(self.model, self.iterations, self.couplings, self.precision)
 
 
 @dataclass(frozen=True, repr=False)
@@ -189,7 +195,7 @@ def _swept(
         images = digest_of((calibration.digest() + search.digest()).encode()).hexdigest()
         folder = scratch if options.keep is None else options.keep
         state = State(folder, images)
-        made: list[Candidate] = []
+        made: list[SweepCandidate] = []
         for found, checksum in zip(models, sums, strict=True):
             maker = CandidateMaker(found, checksum, folder, state, calibration, search)
             for count in options.iterations:
@@ -312,7 +318,7 @@ def _test_images(
     return (tested if limit is None else tested.draw(limit, 0)), notes
 
 
-def _timed(made: Sequence[Candidate], threads: int, progress: Progress) -> list[Point]:
+def _timed(made: Sequence[SweepCandidate], threads: int, progress: Progress) -> list[Point]:
     """All candidates with their latencies, measured in turns, each in its own process."""
     entrants = [
         Entrant(str(one.kind), Specification(CAPSEDGE, str(one.path), "", threads=threads), file)

@@ -35,7 +35,7 @@ class _Made:
 
 
 @dataclass(frozen=True)
-class _Document:
+class _SweepDocument:
     schema: int
     images: str
     files: dict[str, _Made]
@@ -63,7 +63,7 @@ class State:
 
     def _read(self) -> None:
         try:
-            found = decode(_Document, json_documents.read(self._path))
+            found = decode(_SweepDocument, json_documents.read(self._path))
             if found.schema != SCHEMA:
                 raise Malformed(f"schema {found.schema}, not {SCHEMA}")
         except Malformed as error:
@@ -106,7 +106,7 @@ COUPLINGS = (ROUTED, FROZEN)
 
 
 @dataclass(frozen=True)
-class Kind:
+class CandidateKind:
     """The properties that distinguish a candidate.
 
     Attributes:
@@ -128,10 +128,10 @@ class Kind:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class SweepCandidate:
     """A file, and its accuracy on the images of the search."""
 
-    kind: Kind
+    kind: CandidateKind
     path: Path
     accuracy: float
 
@@ -159,7 +159,7 @@ class CandidateMaker:
 
     def candidates(
         self, iterations: int, couplings: Sequence[str], precisions: Sequence[str]
-    ) -> Iterator[Candidate]:
+    ) -> Iterator[SweepCandidate]:
         """The candidates with one number of iterations, one after another."""
         routed = self._exported(iterations)
         for kind in couplings:
@@ -173,7 +173,9 @@ class CandidateMaker:
                 if accuracy is None:
                     source = source or FloatModel(base)
                     accuracy = self._measured(source, path, precision)
-                yield Candidate(Kind(self.found.name, iterations, kind, precision), path, accuracy)
+                yield SweepCandidate(
+                    CandidateKind(self.found.name, iterations, kind, precision), path, accuracy
+                )
 
     def _exported(self, iterations: int) -> Path:
         """The FP32 file with routing."""

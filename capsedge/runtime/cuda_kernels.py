@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from capsedge.errors import EnvironmentProblem
+from capsedge.spec.version import VERSION
 
 VARIABLE = "CAPSEDGE_CUDA_KERNELS"
 _MODULE = "capsedge_cuda"
@@ -27,17 +28,15 @@ def find_cuda_kernels() -> Path | None:
     named = os.environ.get(VARIABLE)
     if named:
         return _named(Path(named))
-    from capsedge import __version__
-
     try:
         module = importlib.import_module(_MODULE)
     except ModuleNotFoundError:
         return None
     found = getattr(module, "__version__", "unknown")
-    if found != __version__:
+    if found != VERSION:
         raise EnvironmentProblem(
             "The installed CUDA kernels are of another version than capsedge.",
-            f"capsedge-cuda is {found}, and capsedge is {__version__}.",
+            f"capsedge-cuda is {found}, and capsedge is {VERSION}.",
             HOW_TO_GET,
         )
     file = Path(str(module.__file__)).with_name(_FILE)

@@ -195,7 +195,7 @@ class SubgraphError(ValueError):
 
 
 @dataclass
-class _Node:
+class _DecoderNode:
     span: _Span
     inputs: list[str]
     outputs: list[str]
@@ -204,16 +204,16 @@ class _Node:
     holds_graphs: bool
 
 
-class _Graph(Wire):
+class _DecoderGraph(Wire):
     """The main graph of a file that `onnx_file.summarize` has accepted."""
 
     def __init__(self, data: bytes) -> None:
         super().__init__(data)
         self.name: _Span = (0, 0)
-        self.nodes: list[_Node] = []
+        self.nodes: list[_DecoderNode] = []
         self.tensors: dict[str, _Span] = {}
         self.values: dict[str, _Span] = {}
-        self.makers: dict[str, _Node] = {}
+        self.makers: dict[str, _DecoderNode] = {}
         for number, a, b in self.messages(0, len(data)):
             if number == onnx_wire.MODEL_GRAPH:
                 self._read(a, b)
@@ -244,7 +244,9 @@ class _Graph(Wire):
             for a, b in attributes
             for span in self.spans(a, b, onnx_wire.ATTRIBUTE_GRAPH, onnx_wire.ATTRIBUTE_GRAPHS)
         ]
-        node = _Node((start, end), inputs, outputs, "".join(types), "".join(domains), bool(graphs))
+        node = _DecoderNode(
+            (start, end), inputs, outputs, "".join(types), "".join(domains), bool(graphs)
+        )
         self.nodes.append(node)
         self.makers.update(dict.fromkeys(filter(None, node.outputs), node))
 
@@ -263,7 +265,7 @@ class _Graph(Wire):
             chain.append(maker.inputs[0])
         return chain
 
-    def between(self, start: str, end: str) -> tuple[list[_Node], set[str]]:
+    def between(self, start: str, end: str) -> tuple[list[_DecoderNode], set[str]]:
         """The nodes that compute ``end`` from ``start``, in their order, and the names of what they read.
 
         Raises:
@@ -285,7 +287,7 @@ class _Graph(Wire):
                 raise SubgraphError(f"it also depends on '{name}'")
         return [node for node in self.nodes if id(node) in nodes], seen
 
-    def description(self, name: str, start: str, nodes: list[_Node]) -> bytes:
+    def description(self, name: str, start: str, nodes: list[_DecoderNode]) -> bytes:
         """The ``ValueInfoProto`` of a value; empty if the file has none and the nodes need its shape.
 
         Nodes that only reshape it take it in the shape of ``start``.
@@ -318,12 +320,12 @@ def extract_subgraph(data: bytes, start: str, end: str) -> bytes:
         SubgraphError: ``end`` depends on more than ``start``, or the file does not describe the input.
     """
     try:
-        return _extract(_Graph(data), start, end)
+        return _extract(_DecoderGraph(data), start, end)
     except Malformed as error:
         raise SubgraphError(str(error)) from error
 
 
-def _extract(graph: _Graph, start: str, end: str) -> bytes:
+def _extract(graph: _DecoderGraph, start: str, end: str) -> bytes:
     refused: list[SubgraphError] = []
     for name in graph.same_elements(start):
         try:
@@ -339,7 +341,11 @@ def _extract(graph: _Graph, start: str, end: str) -> bytes:
 
 
 def _assembled(
-    graph: _Graph, nodes: list[_Node], read: Collection[str], described: bytes, end: str
+    graph: _DecoderGraph,
+    nodes: list[_DecoderNode],
+    read: Collection[str],
+    described: bytes,
+    end: str,
 ) -> bytes:
     data = graph.data
     parts = [(onnx_wire.GRAPH_NODE, node.span) for node in nodes]

@@ -30,7 +30,7 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,254}")  # needs no quotes
 
 
 @dataclass(frozen=True)
-class Machine:
+class BuildMachine:
     """The properties of a machine that an engine depends on.
 
     Attributes:
@@ -51,7 +51,7 @@ class Machine:
     multiprocessors: int = 0
     power_mode: str = ""
 
-    def differs_in_speed(self, here: Machine) -> str:
+    def differs_in_speed(self, here: BuildMachine) -> str:
         """The differences, in words, that affect only the speed of an engine; it runs here nevertheless."""
         found = []
         if 0 not in (self.multiprocessors, here.multiprocessors) and (
@@ -87,7 +87,7 @@ class EngineMetadata:
 
     engine_sha256: str
     engine_bytes: int
-    machine: Machine
+    machine: BuildMachine
     plugin: str
     plugin_library: str
     plugin_sha256: str
@@ -227,7 +227,7 @@ def read(engine: Path) -> EngineMetadata:
     return engine_info
 
 
-def check(engine: Path, metadata: EngineMetadata, here: Machine, plugin: Path | None) -> None:
+def check(engine: Path, metadata: EngineMetadata, here: BuildMachine, plugin: Path | None) -> None:
     """Compare an engine's metadata file with this machine, before TensorRT sees the engine.
 
     Args:

@@ -14,7 +14,7 @@ import numpy as np
 from capsedge.errors import ArtefactError, EnvironmentProblem, UsageError
 from capsedge.runtime import engine_metadata as metadata_files
 from capsedge.runtime.backends.cuda import load_cuda
-from capsedge.runtime.backends.engine_layers import Layer
+from capsedge.runtime.backends.engine_layers import EngineLayer
 from capsedge.runtime.backends.tensorrt_library import check_machine, this_machine
 from capsedge.runtime.backends.tensorrt_rtx import import_for
 from capsedge.runtime.engine_metadata import EngineMetadata
@@ -425,7 +425,7 @@ class EngineInspection(Summarized):
         return {"schema": 1, "kind": "engine", **asdict(self)}
 
 
-def engine_layers(path: Path, device: int = 0) -> list[Layer]:
+def engine_layers(path: Path, device: int = 0) -> list[EngineLayer]:
     """The layers of an engine at its best sizes, with the model's layers that they belong to.
 
     Needs TensorRT and the GPU that the engine was built for: only they know the layers.

@@ -15,10 +15,9 @@ from typing import Any
 from capsedge.errors import ArtefactError
 from capsedge.runtime.cascade_metadata import Cascade
 from capsedge.runtime.files.json_documents import Malformed, decode, dump, parse
-from capsedge.runtime.origin import Origin
+from capsedge.runtime.origin import Origin, TrainingSplit
 from capsedge.runtime.routing_trace import TraceOutputs
 from capsedge.runtime.scores import ChosenScores
-from capsedge.runtime.training_split import TrainingSplit
 from capsedge.runtime.typical_input import TypicalInput
 from capsedge.spec import limits
 from capsedge.spec.fields import FIELDS, LEAST_SIDE, PREFIX, SCHEMA

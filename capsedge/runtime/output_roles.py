@@ -18,7 +18,13 @@ from capsedge.runtime.finite import DIVERGED, NotFinite
 from capsedge.runtime.images.inputs import ImageInput
 from capsedge.runtime.metadata import ModelMetadata, Outputs
 from capsedge.runtime.onnx_file.stored_values import find_not_finite_in, why_of
-from capsedge.runtime.predictions import DEFAULT_THRESHOLD, Label, Prediction, Value, with_hints
+from capsedge.runtime.predictions import (
+    DEFAULT_THRESHOLD,
+    Label,
+    Prediction,
+    RegressionValue,
+    with_hints,
+)
 from capsedge.runtime.scores import SCORES, scores_of, shape_fault
 from capsedge.runtime.tensors import check_rows, shape_fits
 from capsedge.spec.vocabularies import ESCALATED, POSES, REGRESSION
@@ -179,7 +185,7 @@ class OutputRoles:
         none = np.zeros(0), np.zeros((0, 0), np.float32)
         for row in self.estimates(outputs):
             named = zip(declared.names, row.tolist(), declared.units, strict=True)
-            values = tuple(Value(name, value, unit) for name, value, unit in named)
+            values = tuple(RegressionValue(name, value, unit) for name, value, unit in named)
             yield Prediction((), *none, "", values)
 
     def _classified(

@@ -55,7 +55,7 @@ class Label:
 
 
 @dataclass(frozen=True)
-class Value:
+class RegressionValue:
     """One value of a regression.
 
     Attributes:
@@ -104,7 +104,7 @@ class Prediction(Summarized):
     scores: NDArray[np.float64]
     poses: NDArray[np.float32]
     score_kind: str
-    values: tuple[Value, ...] = ()
+    values: tuple[RegressionValue, ...] = ()
     atypical: str = ""
     hint: str = ""
     escalated: bool | None = None

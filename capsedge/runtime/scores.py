@@ -69,7 +69,7 @@ class ChosenScores:
 
 
 @dataclass(frozen=True)
-class _Candidate:
+class _ScoresCandidate:
     """An output with a score or a capsule for each class; ``scores`` ``[n, J]`` are its values or lengths."""
 
     name: str
@@ -149,25 +149,13 @@ def choose_scores(
     plain = [c for c in left if not c.capsules]
     capsules = [c for c in left if c.capsules]
 
-    def choice_of(one: _Candidate, poses: str, reason: str) -> ScoresChoice:
+    def choice_of(one: _ScoresCandidate, poses: str, reason: str) -> ScoresChoice:
         return ScoresChoice(one.name, one.form, one.scores.shape[1], poses, reason + passed_over)
 
     lengths = [c for c in capsules if _squashed(c, inside) or not plain]
     rivals = [*plain, *lengths]
     if len(rivals) == 1:
-        [one] = rivals
-        what = "capsule" if one.capsules else "score"
-        reason = f"only {one.name} has a {what} for each class"
-        source = (
-            one.name
-            if one.capsules
-            else next((c.name for c in capsules if _close(one.scores, c.scores)), "")
-        )
-        if capsules and not one.capsules and not source:
-            reason += (
-                f"; lengths of {', '.join(c.name for c in capsules)} exceed 1, so they are poses"
-            )
-        return choice_of(one, source, reason)
+        return choice_of(rivals[0], *_alone(rivals[0], capsules))
     if _all_related(rivals):
         equal = [(p, c) for p in plain for c in capsules if _close(p.scores, c.scores)]
         if equal:
@@ -190,6 +178,18 @@ def choose_scores(
     raise _question(rivals, inside, adds)
 
 
+def _alone(one: _ScoresCandidate, capsules: Sequence[_ScoresCandidate]) -> tuple[str, str]:
+    """The poses that belong to the only candidate, and why it was chosen."""
+    if one.capsules:
+        return one.name, f"only {one.name} has a capsule for each class"
+    reason = f"only {one.name} has a score for each class"
+    source = next((c.name for c in capsules if _close(one.scores, c.scores)), "")
+    if capsules and not source:
+        names = ", ".join(c.name for c in capsules)
+        reason += f"; lengths of {names} exceed 1, so they are poses"
+    return source, reason
+
+
 def has_candidates(outputs: Arrays, least: int, images: Sequence[int]) -> bool:
     """Whether an output has the shape of at least this many scores or capsules; pictures do not count.
 
@@ -201,7 +201,7 @@ def has_candidates(outputs: Arrays, least: int, images: Sequence[int]) -> bool:
     return not all(_picture(c, images) for c in found)
 
 
-def _picture(c: _Candidate, images: Sequence[int]) -> bool:
+def _picture(c: _ScoresCandidate, images: Sequence[int]) -> bool:
     """Whether an output has a value for each of the input's: a reconstruction."""
     return bool(images) and not c.capsules and c.scores.shape[1] == prod(images)
 
@@ -263,7 +263,7 @@ def decision_warnings(scores: Array) -> list[str]:
 
 def _candidates(
     outputs: Arrays, fits: Callable[[int], bool], images: tuple[int, ...], rows: int
-) -> list[_Candidate]:
+) -> list[_ScoresCandidate]:
     """The outputs that have the shape of scores or of class capsules; whole numbers are neither.
 
     Axes of 1 do not count: ``[N, J, P, 1]`` and ``[N, 1, J, P]`` are capsules, too.
@@ -283,9 +283,11 @@ def _candidates(
             continue
         values = value.reshape(rows, *axes)
         if len(axes) == 1:
-            found.append(_Candidate(name, values, sizes, FLAT if len(sizes) > 1 else AS_IT_IS))
+            found.append(
+                _ScoresCandidate(name, values, sizes, FLAT if len(sizes) > 1 else AS_IT_IS)
+            )
         else:
-            found.append(_Candidate(name, capsule_lengths(values), sizes, CAPSULES))
+            found.append(_ScoresCandidate(name, capsule_lengths(values), sizes, CAPSULES))
     return found
 
 
@@ -294,7 +296,7 @@ def capsule_lengths(capsules: Array) -> Array:
     return np.asarray(np.sqrt(np.square(capsules.astype(np.float64)).sum(-1)))
 
 
-def _masks(found: Sequence[_Candidate], others: dict[str, Array]) -> dict[str, str]:
+def _masks(found: Sequence[_ScoresCandidate], others: dict[str, Array]) -> dict[str, str]:
     """Outputs that only mark the class with the largest value in another output, with the reason, by name."""
     masks: dict[str, str] = {}
     marks = {c.name: _marked(c.scores, c.capsules) for c in found}
@@ -356,7 +358,7 @@ def _decide_alike(a: Array, b: Array) -> bool:
     return a.shape == b.shape and _at_largest(np.asarray(a.argmax(1)), b)
 
 
-def _squashed(c: _Candidate, inside: NDArray[np.bool_] | None) -> bool:
+def _squashed(c: _ScoresCandidate, inside: NDArray[np.bool_] | None) -> bool:
     """Whether lengths are at most 1, like those of capsules that represent probabilities."""
     lengths = c.scores if inside is None else c.scores[inside]
     return bool((lengths[np.isfinite(lengths)] <= 1 + 1e-4).all())
@@ -369,7 +371,7 @@ def _close(a: Array, b: Array) -> bool:
     return bool(rows.any()) and np.allclose(a[rows], b[rows], rtol=1e-3, atol=1e-4)
 
 
-def _all_related(found: Sequence[_Candidate]) -> bool:
+def _all_related(found: Sequence[_ScoresCandidate]) -> bool:
     """Whether each is a known increasing function of the first, or the first of it."""
     first, *rest = found
     return all(_function(first.scores, c.scores) or _function(c.scores, first.scores) for c in rest)
@@ -394,7 +396,7 @@ def _sums_to_one(scores: Array) -> bool:
 
 
 def _question(
-    rivals: Sequence[_Candidate], inside: NDArray[np.bool_] | None, adds: bool
+    rivals: Sequence[_ScoresCandidate], inside: NDArray[np.bool_] | None, adds: bool
 ) -> UsageError:
     """Several outputs may be meant."""
     classes = [c.scores[inside if inside is not None else slice(None)].argmax(1) for c in rivals]

@@ -35,7 +35,7 @@ PAGE_RUNTIME = "runtime/"
 
 
 @dataclass(frozen=True)
-class Field:
+class MetadataField:
     """A property of a file, or a member of one.
 
     Attributes:
@@ -56,47 +56,57 @@ class Field:
     meaning: str
     default: Any = REQUIRED
     nullable: bool = False
-    members: tuple[Field, ...] = ()
+    members: tuple[MetadataField, ...] = ()
     limit: str = ""
 
 
 _PREPROCESSING = (
-    Field("height", "integer", "height of the input, in pixels"),
-    Field("width", "integer", "width of the input, in pixels"),
-    Field("channels", "integer", "1 (grey) or 3 (RGB); with other counts only arrays are accepted"),
-    Field("scale", "number", "factor from the 0..255 range of a pixel", 1.0 / 255.0),
-    Field(
+    MetadataField("height", "integer", "height of the input, in pixels"),
+    MetadataField("width", "integer", "width of the input, in pixels"),
+    MetadataField(
+        "channels", "integer", "1 (grey) or 3 (RGB); with other counts only arrays are accepted"
+    ),
+    MetadataField("scale", "number", "factor from the 0..255 range of a pixel", 1.0 / 255.0),
+    MetadataField(
         "mean",
         "numbers",
         "mean of each channel, after the scale: `(pixel * scale - mean) / std`",
         (0.0,),
     ),
-    Field("std", "numbers", "standard deviation of each channel", (1.0,)),
-    Field("resize", "string", "`stretch`, `pad`, `crop` or `center`", "stretch"),
-    Field("per_image", "string", "`standardize`, `min-max`, or empty for neither", ""),
-    Field("layout", "string", "`NCHW`, or `NHWC` if the input has the channels last", "NCHW"),
-    Field(
+    MetadataField("std", "numbers", "standard deviation of each channel", (1.0,)),
+    MetadataField("resize", "string", "`stretch`, `pad`, `crop` or `center`", "stretch"),
+    MetadataField("per_image", "string", "`standardize`, `min-max`, or empty for neither", ""),
+    MetadataField(
+        "layout", "string", "`NCHW`, or `NHWC` if the input has the channels last", "NCHW"
+    ),
+    MetadataField(
         "order", "string", "order of three channels: `RGB` or `BGR`; images are given as RGB", "RGB"
     ),
 )
 _OUTPUTS = (
-    Field("scores", "string", "the output that decides the class; empty for a regression", ""),
-    Field("kind", "string", "kind of the scores: `length`, `logits` or `probability`", ""),
-    Field("poses", "string", "the output with a pose for each class; empty if there is none", ""),
-    Field("values", "strings", "the outputs of a regression", ()),
-    Field("names", "strings", "names of the values, in the order of outputs and elements", ()),
-    Field("units", "strings", "units of the values, possibly empty", ()),
+    MetadataField(
+        "scores", "string", "the output that decides the class; empty for a regression", ""
+    ),
+    MetadataField("kind", "string", "kind of the scores: `length`, `logits` or `probability`", ""),
+    MetadataField(
+        "poses", "string", "the output with a pose for each class; empty if there is none", ""
+    ),
+    MetadataField("values", "strings", "the outputs of a regression", ()),
+    MetadataField(
+        "names", "strings", "names of the values, in the order of outputs and elements", ()
+    ),
+    MetadataField("units", "strings", "units of the values, possibly empty", ()),
 )
 _ORIGIN = (
-    Field("family", "string", "the code base"),
-    Field("source", "string", "the repository"),
-    Field("licence", "string", "licence that the repository states; empty if none"),
-    Field("dialect", "string", "the network's function, in words"),
-    Field("differences", "strings", "differences from the paper"),
-    Field("file", "string", "the file of weights that was imported"),
-    Field("file_sha256", "string", "checksum of that file"),
-    Field("notes", "strings", "assumptions made by the import, and later changes", ()),
-    Field(
+    MetadataField("family", "string", "the code base"),
+    MetadataField("source", "string", "the repository"),
+    MetadataField("licence", "string", "licence that the repository states; empty if none"),
+    MetadataField("dialect", "string", "the network's function, in words"),
+    MetadataField("differences", "strings", "differences from the paper"),
+    MetadataField("file", "string", "the file of weights that was imported"),
+    MetadataField("file_sha256", "string", "checksum of that file"),
+    MetadataField("notes", "strings", "assumptions made by the import, and later changes", ()),
+    MetadataField(
         "compared",
         "map of scalars",
         "results of `--reference-code`: the author's code, the number of inputs, the largest difference, "
@@ -107,46 +117,52 @@ _ORIGIN = (
 )
 _TYPICAL_INPUT = (
     *(
-        Field(name, "pair of numbers", "the span of a measurement")
+        MetadataField(name, "pair of numbers", "the span of a measurement")
         for name in ("contrast", "level", "roughness", "frame_level", "frame_contrast")
     ),
-    Field("images", "integer", "number of images that the spans come from", 0),
-    Field("data_sha256", "string", "digest of these images", ""),
+    MetadataField("images", "integer", "number of images that the spans come from", 0),
+    MetadataField("data_sha256", "string", "digest of these images", ""),
 )
 _TRAINING_SPLIT = (
-    Field("seed", "integer", "seed of the drawing"),
-    Field("test", "string", "threshold of each class for test images, 8 hexadecimal digits each"),
-    Field("validation", "string", "the same for validation images"),
-    Field(
+    MetadataField("seed", "integer", "seed of the drawing"),
+    MetadataField(
+        "test", "string", "threshold of each class for test images, 8 hexadecimal digits each"
+    ),
+    MetadataField("validation", "string", "the same for validation images"),
+    MetadataField(
         "sample", "string", "64 bits of the checksums of up to 64 training images, in hexadecimal"
     ),
 )
 _PARENT = (
-    Field("file", "string", "name of the file"),
-    Field("sha256", "string", "checksum of the file"),
-    Field("bytes", "integer", "size of the file"),
-    Field("precision", "string", "precision of the file", "fp32"),
-    Field("checkpoint_sha256", "string", "checksum of the file's checkpoint", ""),
+    MetadataField("file", "string", "name of the file"),
+    MetadataField("sha256", "string", "checksum of the file"),
+    MetadataField("bytes", "integer", "size of the file"),
+    MetadataField("precision", "string", "precision of the file", "fp32"),
+    MetadataField("checkpoint_sha256", "string", "checksum of the file's checkpoint", ""),
 )
 _CASCADE = (
-    Field("small", "object", "the file of the small network", members=_PARENT),
-    Field("large", "object", "the file of the large network", members=_PARENT),
-    Field("margin", "number", "an image is escalated if the margin of its scores is below this"),
-    Field(
+    MetadataField("small", "object", "the file of the small network", members=_PARENT),
+    MetadataField("large", "object", "the file of the large network", members=_PARENT),
+    MetadataField(
+        "margin", "number", "an image is escalated if the margin of its scores is below this"
+    ),
+    MetadataField(
         "score",
         "number",
         "an image is also escalated if its best score is below this; null if only the margin decides",
         nullable=True,
     ),
-    Field("min_agreement", "number", "the requested agreement with the large network"),
-    Field("agreement", "number", "the agreement on the held-out images"),
-    Field("agreement_at_least", "number", "lower bound of that agreement, with 95 % confidence"),
-    Field("share", "number", "share of the held-out images that were escalated"),
-    Field("images", "integer", "number of held-out images"),
-    Field(
+    MetadataField("min_agreement", "number", "the requested agreement with the large network"),
+    MetadataField("agreement", "number", "the agreement on the held-out images"),
+    MetadataField(
+        "agreement_at_least", "number", "lower bound of that agreement, with 95 % confidence"
+    ),
+    MetadataField("share", "number", "share of the held-out images that were escalated"),
+    MetadataField("images", "integer", "number of held-out images"),
+    MetadataField(
         "data_sha256", "string", "[digest](data.md#the-digest-of-a-data-set) of the held-out images"
     ),
-    Field(
+    MetadataField(
         "cost",
         "number",
         "time of the small network for an image, relative to the large one's, on the machine that made "
@@ -154,43 +170,43 @@ _CASCADE = (
     ),
 )
 _TRACE_LAYER = (
-    Field("name", "string", "name of the layer: `classes`, `capsules.0`"),
-    Field("routing", "string", "`dynamic`, `em`, `attention` or `self-attention`"),
-    Field("iterations", "integer", "number of routing iterations, T"),
-    Field(
+    MetadataField("name", "string", "name of the layer: `classes`, `capsules.0`"),
+    MetadataField("routing", "string", "`dynamic`, `em`, `attention` or `self-attention`"),
+    MetadataField("iterations", "integer", "number of routing iterations, T"),
+    MetadataField(
         "outputs",
         "map of strings",
         "the output for each kind of value: `couplings`, `poses`, `agreement`; for EM routing also "
         "`distances`, `activations` and `children`",
     ),
-    Field(
+    MetadataField(
         "grid",
         "pair of integers",
         "rows and columns of the parents' map; `[1, 1]` for a dense layer, whose outputs lack these axes",
         (1, 1),
     ),
-    Field(
+    MetadataField(
         "child_grid",
         "pair of integers",
         "rows and columns of the children's map; null if unknown",
         None,
         nullable=True,
     ),
-    Field(
+    MetadataField(
         "kernel",
         "pair of integers",
         "size of the window that a parent sees; null if unknown",
         None,
         nullable=True,
     ),
-    Field(
+    MetadataField(
         "strides",
         "pair of integers",
         "steps from one window to the next; null if unknown",
         None,
         nullable=True,
     ),
-    Field(
+    MetadataField(
         "types_first",
         "boolean",
         "whether the children of a window are ordered by type, row and column, instead of by row, "
@@ -199,30 +215,30 @@ _TRACE_LAYER = (
     ),
 )
 _CHOSEN_SCORES = (
-    Field("reason", "string", "why this output was chosen as the scores"),
-    Field(
+    MetadataField("reason", "string", "why this output was chosen as the scores"),
+    MetadataField(
         "made_of",
         "string",
         "the output from which export computed the scores; empty if the network does",
         "",
     ),
-    Field("classes", "integer", "number of scores that were computed", 0),
-    Field("capsules", "boolean", "whether the scores are lengths of capsules", False),
+    MetadataField("classes", "integer", "number of scores that were computed", 0),
+    MetadataField("capsules", "boolean", "whether the scores are lengths of capsules", False),
 )
 
 # What `capsedge_inputs` states about each input.
 INPUT_FIELDS = (
-    Field(
+    MetadataField(
         "entries",
         "integer",
         "entries of the table that it indexes; null if it indexes none",
         None,
         nullable=True,
     ),
-    Field(
+    MetadataField(
         "longest", "list of integers", "largest size of each axis, 0 if the shape alone decides", ()
     ),
-    Field(
+    MetadataField(
         "independent",
         "boolean",
         "whether the result for a row is the same whatever the others are",
@@ -231,51 +247,55 @@ INPUT_FIELDS = (
 )
 
 _ROUTED_LAYER = (
-    Field("name", "string", "name of the layer"),
-    Field("routing", "string", "`dynamic`, `em`, `attention` or `self-attention`"),
-    Field("iterations", "integer", "routing iterations"),
+    MetadataField("name", "string", "name of the layer"),
+    MetadataField("routing", "string", "`dynamic`, `em`, `attention` or `self-attention`"),
+    MetadataField("iterations", "integer", "routing iterations"),
 )
 
 # The properties of a file, `capsedge.` before each name, besides `schema`. Nullable ones with the default
 # None are missing or null where a file does not state them.
 FIELDS = (
-    Field(
+    MetadataField(
         "architecture",
         "string",
         "the model family, or the class of a module of your own; empty for a file from another tool",
     ),
-    Field(
+    MetadataField(
         "configuration", "values", "configuration of a model of the package, as in its checkpoint"
     ),
-    Field(
+    MetadataField(
         "routing",
         "string",
         "`dynamic`, `em`, `attention` or `self-attention`; several kinds are joined by commas; empty if "
         "not stated",
     ),
-    Field(
+    MetadataField(
         "iterations",
         "integer",
         "routing iterations; 0 if not stated, or if the layers differ in them",
     ),
-    Field(
+    MetadataField(
         "class_names",
         "strings",
         "names of the classes; empty if they have none, and for a regression",
     ),
-    Field(
+    MetadataField(
         "preprocessing",
         "object",
         "how an image becomes the input: [below](#preprocessing); or null",
         nullable=True,
         members=_PREPROCESSING,
     ),
-    Field("task", "string", "`single-label`, `multi-label` or `regression`", "single-label"),
-    Field("precision", "string", "`fp32`, `fp16`, `int8` or `mixed`", "fp32"),
-    Field("calibration", "values", "how a quantized file was calibrated and judged", {}),
-    Field("checkpoint_sha256", "string", "checksum of the checkpoint that was exported", ""),
-    Field("parity", "values", "for an export, the comparison with PyTorch", {}),
-    Field(
+    MetadataField(
+        "task", "string", "`single-label`, `multi-label` or `regression`", "single-label"
+    ),
+    MetadataField("precision", "string", "`fp32`, `fp16`, `int8` or `mixed`", "fp32"),
+    MetadataField("calibration", "values", "how a quantized file was calibrated and judged", {}),
+    MetadataField(
+        "checkpoint_sha256", "string", "checksum of the checkpoint that was exported", ""
+    ),
+    MetadataField("parity", "values", "for an export, the comparison with PyTorch", {}),
+    MetadataField(
         "outputs",
         "object",
         "which outputs hold the answer: [below](#outputs); absent for `lengths` or `logits`, and "
@@ -284,7 +304,7 @@ FIELDS = (
         nullable=True,
         members=_OUTPUTS,
     ),
-    Field(
+    MetadataField(
         "origin",
         "object",
         "where imported weights come from: [below](#origin)",
@@ -292,7 +312,7 @@ FIELDS = (
         nullable=True,
         members=_ORIGIN,
     ),
-    Field(
+    MetadataField(
         "typical_input",
         "object",
         "what images like those of training have in common: [above](#nothing-to-see)",
@@ -301,7 +321,7 @@ FIELDS = (
         members=_TYPICAL_INPUT,
         limit="TYPICAL_INPUT_BYTES",
     ),
-    Field(
+    MetadataField(
         "training_split",
         "object",
         "which images were held out from training: of data without test images, those for which the first "
@@ -311,7 +331,7 @@ FIELDS = (
         members=_TRAINING_SPLIT,
         limit="TRAINING_SPLIT_BYTES",
     ),
-    Field(
+    MetadataField(
         "cascade",
         "object",
         "the two networks of a cascade: [below](#cascade)",
@@ -320,26 +340,30 @@ FIELDS = (
         members=_CASCADE,
         limit="CASCADE_BYTES",
     ),
-    Field(
+    MetadataField(
         "trace",
         "object",
         "the outputs that show the routing: [below](#trace)",
         None,
         nullable=True,
-        members=(Field("layers", "objects", "in the order of routing", members=_TRACE_LAYER),),
+        members=(
+            MetadataField("layers", "objects", "in the order of routing", members=_TRACE_LAYER),
+        ),
         limit="TRACE_BYTES",
     ),
-    Field(
+    MetadataField(
         "fused_routing",
         "object",
         "the routing that was recognized in a network that is not one of the package",
         None,
         nullable=True,
         members=(
-            Field("routed_layers", "objects", "in the order of routing", members=_ROUTED_LAYER),
+            MetadataField(
+                "routed_layers", "objects", "in the order of routing", members=_ROUTED_LAYER
+            ),
         ),
     ),
-    Field(
+    MetadataField(
         "chosen_scores",
         "object",
         "why this output was chosen as the scores (`reason`); for scores that `export` added, the output "
@@ -351,43 +375,47 @@ FIELDS = (
 )
 
 _MACHINE = (
-    Field("tensorrt", "string", "version of TensorRT or TensorRT-RTX, with all four parts"),
-    Field("cuda", "string", "version of the CUDA runtime; empty for a portable engine"),
-    Field("gpu", "string", "name of the GPU; empty for a portable engine"),
-    Field(
+    MetadataField("tensorrt", "string", "version of TensorRT or TensorRT-RTX, with all four parts"),
+    MetadataField("cuda", "string", "version of the CUDA runtime; empty for a portable engine"),
+    MetadataField("gpu", "string", "name of the GPU; empty for a portable engine"),
+    MetadataField(
         "compute_capability",
         "string",
         "compute capability of the GPU, as `8.7`; empty for a portable engine",
     ),
-    Field("architecture", "string", "architecture of the CPU"),
-    Field("multiprocessors", "integer", "multiprocessors of the GPU; 0 if unknown", 0),
-    Field("power_mode", "string", "power mode of a Jetson", ""),
+    MetadataField("architecture", "string", "architecture of the CPU"),
+    MetadataField("multiprocessors", "integer", "multiprocessors of the GPU; 0 if unknown", 0),
+    MetadataField("power_mode", "string", "power mode of a Jetson", ""),
 )
 # The metadata file of an engine, besides `schema`.
 ENGINE_FIELDS = (
-    Field("engine_sha256", "string", "checksum of the engine"),
-    Field("engine_bytes", "integer", "size of the engine"),
-    Field("machine", "object", "the machine that the engine was built on", members=_MACHINE),
-    Field("plugin", "string", "`native` (no plugin) or `fused`"),
-    Field("plugin_library", "string", "the plugin library; empty without one"),
-    Field("plugin_sha256", "string", "checksum of the plugin library"),
-    Field("precision", "string", "the requested precision, which was found in the engine"),
-    Field("layers", "map of integers", "layers by the element types of their data"),
-    Field("batch", "integers", "smallest, best and largest batch"),
-    Field("source", "string", "the ONNX file"),
-    Field("source_sha256", "string", "checksum of the ONNX file"),
-    Field(
+    MetadataField("engine_sha256", "string", "checksum of the engine"),
+    MetadataField("engine_bytes", "integer", "size of the engine"),
+    MetadataField(
+        "machine", "object", "the machine that the engine was built on", members=_MACHINE
+    ),
+    MetadataField("plugin", "string", "`native` (no plugin) or `fused`"),
+    MetadataField("plugin_library", "string", "the plugin library; empty without one"),
+    MetadataField("plugin_sha256", "string", "checksum of the plugin library"),
+    MetadataField("precision", "string", "the requested precision, which was found in the engine"),
+    MetadataField("layers", "map of integers", "layers by the element types of their data"),
+    MetadataField("batch", "integers", "smallest, best and largest batch"),
+    MetadataField("source", "string", "the ONNX file"),
+    MetadataField("source_sha256", "string", "checksum of the ONNX file"),
+    MetadataField(
         "metadata",
         "map of strings",
         "properties of the ONNX file under `capsedge.`, and `capsedge_inputs`",
     ),
-    Field("command", "string", "the command that built the engine"),
-    Field(
+    MetadataField("command", "string", "the command that built the engine"),
+    MetadataField(
         "products", "map of integers", "convolutions and products by the type of their inputs", {}
     ),
-    Field("target", "string", "`tensorrt` or `tensorrt-rtx`", "tensorrt"),
-    Field("compute_capabilities", "strings", "compute capabilities of a portable engine", ()),
-    Field(
+    MetadataField("target", "string", "`tensorrt` or `tensorrt-rtx`", "tensorrt"),
+    MetadataField(
+        "compute_capabilities", "strings", "compute capabilities of a portable engine", ()
+    ),
+    MetadataField(
         "length",
         "list of integers",
         "smallest, best and largest length of histories; empty if the ONNX file has no free length",

@@ -139,7 +139,7 @@ class OutputMetrics:
 
 
 @dataclass
-class Comparison:
+class OutputComparison:
     """Metrics of one set of images."""
 
     session: Session
@@ -151,7 +151,7 @@ class Comparison:
     @classmethod
     def of(
         cls, session: Session, tolerances: Mapping[str, Tolerance], tie: float = 0.0
-    ) -> Comparison:
+    ) -> OutputComparison:
         """A comparison of no images yet; ``tie`` as for `Decisions`."""
         outputs = {name: OutputMetrics(name, each) for name, each in tolerances.items()}
         errors = {

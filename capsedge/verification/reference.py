@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from capsedge.errors import ArtefactError, CapsedgeError, UnsupportedModelError, UsageError
-from capsedge.exporters.flat_module import Scored, default_fp64, named_outputs
+from capsedge.exporters.flat_module import AddedScores, default_fp64, named_outputs
 from capsedge.exporters.repeatability import check_repeatable
 from capsedge.exporters.traced_routing import trace_routing
 from capsedge.models import CapsuleModel, with_iterations
@@ -218,7 +218,7 @@ class Reference:
             for name, v in found.items()
         }
         if made and self._chosen is not None and self._chosen.made_of in values:
-            scored = Scored(0, self._chosen.classes, self._chosen.capsules)
+            scored = AddedScores(0, self._chosen.classes, self._chosen.capsules)
             values[self._scores] = scored([values[self._chosen.made_of]])
         return values
 

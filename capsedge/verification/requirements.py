@@ -14,7 +14,7 @@ from capsedge.runtime.onnx_file.summary import read_harmless
 from capsedge.runtime.session import Session
 from capsedge.spec.fields import QUANTIZATION_KEY
 from capsedge.tolerance import MAX_GROWTH, NOISE_FACTOR, Tolerance, least_agreement, tolerances
-from capsedge.verification.comparison import Comparison, OutputMetrics
+from capsedge.verification.comparison import OutputComparison, OutputMetrics
 from capsedge.verification.verify_options import VerifyOptions
 
 
@@ -145,7 +145,7 @@ def _record(session: Session) -> Mapping[str, Any]:
     return record
 
 
-def failures_of(limits: Requirements, *parts: tuple[str, Comparison, ImageSet]) -> list[str]:
+def failures_of(limits: Requirements, *parts: tuple[str, OutputComparison, ImageSet]) -> list[str]:
     """A sentence for every requirement that is not met; parts are place, comparison and images."""
     failures = []
     for place, comparison, images in parts:
@@ -193,7 +193,7 @@ def _output_failures(
     return failures
 
 
-def _error_failures(limits: Requirements, comparison: Comparison) -> list[str]:
+def _error_failures(limits: Requirements, comparison: OutputComparison) -> list[str]:
     """A sentence for every output whose error is beyond what was allowed when the file was made."""
     if limits.max_error is None or limits.max_drop is None:
         return []

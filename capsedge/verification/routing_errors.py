@@ -56,7 +56,7 @@ class _Rule:
         exact: Array,
         rounded: Array,
         moved: Sequence[Array],
-    ) -> Cell:
+    ) -> ErrorCell:
         """Judge one kind of value of one layer and iteration.
 
         Args:
@@ -70,7 +70,7 @@ class _Rule:
         scale = float(np.abs(truth).max(initial=0.0))
         tolerance = replace(tolerance, atol=tolerance.atol * min(scale, 1.0))
         if not np.isfinite(actual).all():
-            return Cell(float("nan"), tolerance.atol)
+            return ErrorCell(float("nan"), tolerance.atol)
         rest = tuple(range(1, truth.ndim))
         hard = np.repeat(self.hard, len(truth) // len(self.hard)).reshape(-1, *[1] * len(rest))
         noise = hard * np.abs(expected - truth).max(axis=rest, keepdims=True, initial=0.0)
@@ -80,14 +80,14 @@ class _Rule:
             conditioning = size.max(axis=-1, keepdims=True, initial=0.0)
             ratio = nearest_ratio(ratio, actual, truth, tolerance, conditioning)
         if not ratio.size or not ratio.max():
-            return Cell(0.0, tolerance.atol)
+            return ErrorCell(0.0, tolerance.atol)
         at = np.unravel_index(ratio.argmax(), ratio.shape)
         error = max(float(abs(actual[at] - truth[at])), float(np.finfo(np.float32).tiny))
-        return Cell(error, error / float(ratio[at]))
+        return ErrorCell(error, error / float(ratio[at]))
 
 
 @dataclass(frozen=True)
-class Cell:
+class ErrorCell:
     """One kind of value at one place: the error against FP64 of the value nearest its limit, and that."""
 
     error: float
@@ -100,14 +100,14 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Row:
+class ErrorRow:
     """One layer and iteration; iteration 0 is the layer's input. None if the file shows no value."""
 
     layer: str
     iteration: int
-    couplings: Cell | None
-    pose: Cell | None
-    length: Cell | None
+    couplings: ErrorCell | None
+    pose: ErrorCell | None
+    length: ErrorCell | None
 
     @property
     def over(self) -> list[str]:
@@ -124,11 +124,11 @@ class RoutingErrors:
         note: the values that the table cannot show, and why; empty if it shows all.
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[ErrorRow, ...]
     note: str = ""
 
     @property
-    def first(self) -> Row | None:
+    def first(self) -> ErrorRow | None:
         """The first place beyond tolerance."""
         return next((row for row in self.rows if row.over), None)
 
@@ -153,7 +153,7 @@ class RoutingErrors:
     def to_dict(self) -> dict[str, Any]:
         """JSON values only."""
 
-        def cell(c: Cell | None) -> dict[str, Any] | None:
+        def cell(c: ErrorCell | None) -> dict[str, Any] | None:
             if c is None:
                 return None
             error = c.error if np.isfinite(c.error) else None
@@ -217,7 +217,7 @@ def measure_routing_errors(
             "cannot be compared iteration by iteration. Export again with `capsedge export --ops auto`.",
         )
     values = probe.run(images)
-    rows: list[Row] = []
+    rows: list[ErrorRow] = []
     for site, call, own, *others in zip(probe.sites, exact, rounded, *moved, strict=True):
         other = _other(site, call, values)
         if other:
@@ -252,7 +252,7 @@ def _rows(
     call: RoutingCallValues,
     own: RoutingCallValues,
     others: list[RoutingCallValues],
-) -> list[Row]:
+) -> list[ErrorRow]:
     rows = []
     moved = zip(*(other.steps for other in others), strict=True)
     for step, rounded, changed in zip(call.steps, own.steps, moved, strict=True):
@@ -273,7 +273,7 @@ def _row(
     step: Step,
     rounded: Step,
     moved: Sequence[Step],
-) -> Row:
+) -> ErrorRow:
     """The cells of a place: what the file has, and the reference in FP64, FP32 and with inputs moved."""
     couplings = pose = length = None
     if "couplings" in artefact and step.couplings is not None:
@@ -301,7 +301,7 @@ def _row(
             rounded.length,
             [s.length for s in moved],
         )
-    return Row(layer, step.iteration, couplings, pose, length)
+    return ErrorRow(layer, step.iteration, couplings, pose, length)
 
 
 def _parents_first(couplings: Array) -> Array:

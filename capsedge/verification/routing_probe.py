@@ -211,7 +211,7 @@ def trace(module: nn.Module, images: Tensor) -> list[RoutingCallValues]:
     The unrolled values come from the operator's own definition, run with 1, 2, ... T iterations. Calls that
     do not reach the last one (outside the light cone of concurrent routing) are not ``live``.
     """
-    recorder = _Recorder(module)
+    recorder = _RoutingRecorder(module)
     with torch.no_grad(), recorder:
         module(images)
     if recorder.calls:
@@ -228,7 +228,7 @@ def _set_live(call: RoutingCallValues) -> None:
             _set_live(source)
 
 
-class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _RoutingRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, module: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[RoutingCallValues] = []

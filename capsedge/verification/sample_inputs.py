@@ -26,8 +26,8 @@ from capsedge.runtime.images.headers import SUFFIXES
 from capsedge.runtime.images.preprocessing import normalized, prepare
 from capsedge.runtime.metadata import Preprocessing
 from capsedge.runtime.onnx_file.summary import read_harmless
+from capsedge.runtime.origin import AnySplit
 from capsedge.runtime.session import Session
-from capsedge.runtime.training_split import AnySplit
 from capsedge.runtime.zoo import samples_folder
 
 # --- Images: real samples, and hard cases that data sets do not contain ---

@@ -15,7 +15,6 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from capsedge import __version__
 from capsedge.datasets import ImageSet
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.graph.random_nodes import refuse_random
@@ -30,16 +29,16 @@ from capsedge.runtime.load import load
 from capsedge.runtime.machine import machine, versions
 from capsedge.runtime.onnx_file.stored_values import refuse_not_finite
 from capsedge.runtime.onnx_file.summary import read_harmless
-from capsedge.runtime.origin import pruned_of
+from capsedge.runtime.origin import AnySplit, pruned_of
 from capsedge.runtime.progress import Progress, silent
 from capsedge.runtime.runtime_options import RuntimeOptions
 from capsedge.runtime.score_checks import score_warnings
 from capsedge.runtime.session import Session
-from capsedge.runtime.training_split import AnySplit
+from capsedge.spec.version import VERSION
 from capsedge.tolerance import NOISE_FACTOR
 from capsedge.verification.artefact_kind import is_folder
 from capsedge.verification.certificate import Certificate, Link
-from capsedge.verification.comparison import Comparison
+from capsedge.verification.comparison import OutputComparison
 from capsedge.verification.compiled_c import CompiledC, open_folder
 from capsedge.verification.reference import (
     Arrays,
@@ -154,22 +153,13 @@ def certify(
         UnsupportedModelError: the file, or the reference, draws random numbers.
     """
     data = None if data is None else as_path(data, DATA)
-    if session.backend.engine_metadata is None:
-        stored = read_harmless(session.path)[0]
-        refuse_random(onnx.load_model_from_string(stored), str(session.path))
-        refuse_not_finite(stored, str(session.path))
+    _check_file(session)
     images = inputs is None and (data is not None or takes_images(session))
     if images:
         samples, hard = _images(data, session, limit, rule)
     else:
         samples, hard = arrays_for(session, inputs, limit)
-    link, module = _reference(reference, session)
-    module = in_order_of(module, [port.name for port in session.inputs])
-    ranks = {p.name: len(p.shape) for p in session.outputs if p.name != session.roles.escalated}
-    names = expected_of(module, ranks)
-    source = Reference(module, names, ranks, session.metadata, session.backend.batches.fixed)
-    if isinstance(reference, UserModule):
-        source.own = reference.ordered([port.name for port in session.inputs])
+    link, source = _source(reference, session)
     limits = limits.of_outputs(source.outputs)
     runs = _image_runs if images else array_runs
     step = _steps(progress, len(samples) + len(hard))
@@ -193,16 +183,7 @@ def certify(
     ]
     return Certificate(
         chain=(link, *_source_links(session), _artefact_link(session), *_c_link(session)),
-        samples={
-            "source": Path(samples.source).name,
-            "split": samples.split,
-            "measured_on": replace(samples, source=Path(samples.source).name).described,
-            "images": len(samples),
-            "sha256": samples.digest(),
-            **({"ignored": samples.ignored} if samples.ignored else {}),
-            **({"warnings": warnings} if warnings else {}),
-            **on_samples.to_dict(samples.names),
-        },
+        samples={**_described(samples, warnings), **on_samples.to_dict(samples.names)},
         hard_cases={
             "names": list(hard.names),
             "noise_factor": NOISE_FACTOR,
@@ -215,6 +196,47 @@ def certify(
         machine=machine(),
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
     )
+
+
+def _check_file(session: Session) -> None:
+    """Refuse a file that cannot be compared.
+
+    Raises:
+        UnsupportedModelError: it draws random numbers.
+        ArtefactError: its weights are not finite.
+    """
+    if session.backend.engine_metadata is not None:
+        return
+    stored = read_harmless(session.path)[0]
+    refuse_random(onnx.load_model_from_string(stored), str(session.path))
+    refuse_not_finite(stored, str(session.path))
+
+
+def _source(reference: ReferenceRun, session: Session) -> tuple[Link, Reference]:
+    """The reference of a file: its link in the chain, and the module that runs."""
+    inputs = [port.name for port in session.inputs]
+    link, module = _reference(reference, session)
+    module = in_order_of(module, inputs)
+    ranks = {p.name: len(p.shape) for p in session.outputs if p.name != session.roles.escalated}
+    names = expected_of(module, ranks)
+    source = Reference(module, names, ranks, session.metadata, session.backend.batches.fixed)
+    if isinstance(reference, UserModule):
+        source.own = reference.ordered(inputs)
+    return link, source
+
+
+def _described(samples: ImageSet, warnings: list[str]) -> dict[str, Any]:
+    """Which samples were compared, for the certificate."""
+    name = Path(samples.source).name
+    return {
+        "source": name,
+        "split": samples.split,
+        "measured_on": replace(samples, source=name).described,
+        "images": len(samples),
+        "sha256": samples.digest(),
+        **({"ignored": samples.ignored} if samples.ignored else {}),
+        **({"warnings": warnings} if warnings else {}),
+    }
 
 
 def _opened(artefact: Session | Path | str, options: VerifyOptions) -> Session:
@@ -255,7 +277,7 @@ def _warnings(session: Session, decisions: Decisions | None, data: str) -> list[
 def software() -> dict[str, str]:
     """The versions of the software that a comparison depends on."""
     return {
-        "capsedge": __version__,
+        "capsedge": VERSION,
         **versions("torch", "onnxruntime", "onnx", "numpy"),
         "python": platform.python_version(),
     }
@@ -304,8 +326,8 @@ def _on_samples(
     samples: ImageSet,
     step: Callable[[int], None],
     observe: Observer | None,
-) -> Comparison:
-    comparison = Comparison.of(session, limits.tolerances)
+) -> OutputComparison:
+    comparison = OutputComparison.of(session, limits.tolerances)
     compared = 0
     for inputs, found in runs:
         count = len(inputs[0])
@@ -331,10 +353,10 @@ def _on_hard_cases(
     source: Reference,
     limits: Requirements,
     step: Callable[[int], None],
-) -> Comparison:
+) -> OutputComparison:
     """Compare the hard cases: FP32's own error is allowed for, and decisions within rounding are ties."""
     first = next(iter(limits.tolerances.values()))
-    comparison = Comparison.of(session, limits.tolerances, tie=2 * first.atol)
+    comparison = OutputComparison.of(session, limits.tolerances, tie=2 * first.atol)
     for inputs, found in runs:
         expected, exact = source.run(*inputs), source.run(*inputs, dtype=torch.float64)
         noise = {name: _largest_error(expected[name], exact[name]) for name in expected}
@@ -527,7 +549,7 @@ def _largest_error(rounded: NDArray[Any], exact: NDArray[Any]) -> NDArray[np.flo
 
 
 def _worst_images(
-    on_samples: Comparison, on_hard: Comparison, samples: ImageSet, hard: ImageSet
+    on_samples: OutputComparison, on_hard: OutputComparison, samples: ImageSet, hard: ImageSet
 ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
     """The images for the routing errors: the worst of each output, and samples whose decision flipped; which
     of them are hard cases."""

@@ -19,12 +19,12 @@ from capsedge.runtime.ensemble import Ensemble, mean
 from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.load import load
 from capsedge.runtime.machine import machine
+from capsedge.runtime.origin import joint
 from capsedge.runtime.progress import Progress, silent
 from capsedge.runtime.result_summary import Row, Summary, short
 from capsedge.runtime.runtime_options import RuntimeOptions
 from capsedge.runtime.scores import scores_of
 from capsedge.runtime.session import Session
-from capsedge.runtime.training_split import joint
 from capsedge.verification.certificate import Certificate, Verdict
 from capsedge.verification.reference import Arrays
 from capsedge.verification.requirements import Requirements, drop_failures

@@ -24,7 +24,12 @@ from capsedge.models.checkpoint import save_checkpoint
 from capsedge.models.find import find_model
 from capsedge.optimization import sweep as sweeps
 from capsedge.optimization.sweep import Point
-from capsedge.optimization.sweep_candidates import STATE, Candidate, CandidateMaker, Kind
+from capsedge.optimization.sweep_candidates import (
+    STATE,
+    CandidateKind,
+    CandidateMaker,
+    SweepCandidate,
+)
 from capsedge.optimization.sweep_options import SweepOptions
 from capsedge.runtime.zoo import zoo_checkpoint
 from tests.exporters.nets import network
@@ -100,11 +105,13 @@ def test_the_test_images_are_read_once_after_the_search(
         events.append(split)
         return reader(source, prep, split)
 
-    def make(maker: CandidateMaker, count: int, *_: object) -> Iterator[Candidate]:
+    def make(maker: CandidateMaker, count: int, *_: object) -> Iterator[SweepCandidate]:
         searched.extend([maker.calibration, maker.search])
-        yield Candidate(Kind("m", count, "routed", "fp32"), place / f"{count}.onnx", 0.9 / count)
+        yield SweepCandidate(
+            CandidateKind("m", count, "routed", "fp32"), place / f"{count}.onnx", 0.9 / count
+        )
 
-    def time(made: list[Candidate], *_: object) -> list[Point]:
+    def time(made: list[SweepCandidate], *_: object) -> list[Point]:
         """The second is slower, larger and less accurate, so no test figure is computed for it."""
         events.append("timed")
         return [
@@ -149,7 +156,7 @@ def test_an_interrupted_sweep_goes_on(place: Path, monkeypatch: pytest.MonkeyPat
             raise KeyboardInterrupt
         return outcome(self, made, data)  # type: ignore[arg-type]
 
-    def fake(made: list[Candidate], *_: object) -> list[Point]:
+    def fake(made: list[SweepCandidate], *_: object) -> list[Point]:
         return [Point("m", 1, "routed", "fp32", c.accuracy, 1, 1, c.path.name) for c in made]
 
     monkeypatch.setattr(FloatModel, "outcome", count)

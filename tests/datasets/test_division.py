@@ -16,7 +16,7 @@ from capsedge.datasets import ImageSet, read_images, read_split
 from capsedge.datasets.division import divided, rule_of
 from capsedge.errors import ArtefactError
 from capsedge.runtime.metadata import ModelMetadata, Preprocessing
-from capsedge.runtime.training_split import TrainingSplit, joint
+from capsedge.runtime.origin import TrainingSplit, joint
 from capsedge.spec import limits
 from tests.runtime.models import metadata
 

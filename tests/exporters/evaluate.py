@@ -9,7 +9,7 @@ from onnx import TensorProto, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from capsedge.exporters import subject as modules
-from capsedge.exporters.export import to_graph
+from capsedge.exporters.module_graph import to_graph
 from capsedge.graph import Rewrites
 from capsedge.graph.cleanup import remove_dead_nodes
 from capsedge.graph.functions import attach_functions

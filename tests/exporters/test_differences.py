@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import capsedge
 from capsedge.errors import UnsupportedModelError
-from capsedge.exporters.export import _check_ports
+from capsedge.exporters.module_graph import check_ports
 from capsedge.exporters.tensorrt import write_engine
 from capsedge.spec.limits import DIFFERENCES, RUN_TENSORS, limit_of
 from tests.exporters.nets import network
@@ -60,9 +60,9 @@ def with_ports(inputs: int, rank: int) -> onnx.ModelProto:
     ],
 )
 def test_ports_that_libcapsedge_cannot_pass_on(inputs: int, rank: int, why: str) -> None:
-    _check_ports(with_ports(min(inputs, RUN_TENSORS), min(rank, DIMENSIONS)))
+    check_ports(with_ports(min(inputs, RUN_TENSORS), min(rank, DIMENSIONS)))
     with pytest.raises(UnsupportedModelError, match=why):
-        _check_ports(with_ports(inputs, rank))
+        check_ports(with_ports(inputs, rank))
 
 
 class NineDimensions(nn.Module):

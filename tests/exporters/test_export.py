@@ -15,7 +15,7 @@ from onnx import helper
 from torch import nn
 
 from capsedge.errors import EnvironmentProblem, ParityError, UnsupportedModelError, UsageError
-from capsedge.exporters import export as to_onnx
+from capsedge.exporters import module_graph as to_onnx
 from capsedge.exporters import subject as modules
 from capsedge.exporters.export import export
 from capsedge.exporters.export_options import REWRITES, ExportOptions

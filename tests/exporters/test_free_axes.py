@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import capsedge
 from capsedge.errors import ShapeError, UnsupportedModelError, UsageError
 from capsedge.exporters.parity import length_cases
-from capsedge.exporters.user_subject import of_module
+from capsedge.exporters.user_inputs import of_module
 from tests.graph.fusion.histories import AnyLength, histories
 
 

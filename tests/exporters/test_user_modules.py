@@ -318,12 +318,13 @@ def test_the_operators_are_named_as_the_cause(
 @pytest.mark.thorough
 def test_the_first_node_that_differs() -> None:
     """A node whose numbers were changed after capture is named with the user's line."""
-    from capsedge.exporters.export import _again
-    from capsedge.exporters.user_subject import of_module
+    from capsedge.exporters.module_graph import to_graph
+    from capsedge.exporters.user_inputs import of_module
     from capsedge.graph import Rewrites
 
-    subject = of_module(nets.Plain().eval(), EXAMPLE, None)
-    model, program = _again(subject, 20, 2, Rewrites.none(), False)
+    subject = of_module(nets.Plain().eval(), EXAMPLE, None).sized(2)
+    graph = to_graph(subject, 20, 2, Rewrites.none(), fuse=False)
+    model, program = graph.lowered.runnable, graph.program
     bias = next(t for t in model.graph.initializer if t.name.endswith("stem.bias"))
     moved = onnx.numpy_helper.to_array(bias) + 1
     bias.CopyFrom(onnx.numpy_helper.from_array(moved, bias.name))

@@ -14,8 +14,7 @@ import click
 import capsedge
 from capsedge.cli import app
 from capsedge.cli._commands import VerbOption
-from capsedge.cli._metadata_options import MetadataOptions
-from capsedge.cli._options import UserModuleOptions, batch_sizes
+from capsedge.cli._options import MetadataOptions, UserModuleOptions, batch_sizes
 from capsedge.options import Options, declared
 from capsedge.runtime.backends.backend import parse_device
 from tools.docs.commands import verbs

@@ -569,7 +569,7 @@ def _engine_metadata() -> Iterable[bytes]:
     from capsedge.runtime.files.writing import sha256
 
     engine = _file("m.engine", b"engine")
-    machine = engine_metadata.Machine("10.3.0", "12.6", "Orin", "8.7", "aarch64")
+    machine = engine_metadata.BuildMachine("10.3.0", "12.6", "Orin", "8.7", "aarch64")
     properties = metadata().to_properties()
     for batch in ((1, 1, 1), (1, 4, 8)):
         yield engine_metadata.EngineMetadata(
@@ -716,7 +716,7 @@ READERS: dict[str, Reader] = {
     "option values": Reader(
         option_values.read, option_values.seeds,
         ("capsedge.options", "capsedge.cli._commands", "capsedge.cli._options",
-         "capsedge.cli._metadata_options", "capsedge.exporters.build_options",
+         "capsedge.exporters.build_options",
          "capsedge.serving.deploy.deploy_options", "capsedge.models.example_inputs"),
     ),
     "HTTP requests": Reader(

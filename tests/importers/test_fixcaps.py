@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import capsedge
 from capsedge import models
 from capsedge.errors import ParityError, UnsupportedModelError, UsageError
-from capsedge.importers.reference_check import Block, _same_in_fp64
+from capsedge.importers.reference_check import InputBlock, _same_in_fp64
 from capsedge.models.configs import CapsNetConfig, Conv
 from capsedge.models.stems import FractionalMaxPool
 from tests.importers.families import fixcaps as n
@@ -118,7 +118,7 @@ def test_constants_of_the_authors_code_do_not_limit_fp64(tmp_path: Path) -> None
     torch.manual_seed(5)
     module = n.large().eval()
     model = import_with(saved(module, tmp_path / "m.pt"), **answers(51)).model
-    block = Block(("noise",) * 2, torch.rand(2, 3, 51, 51).numpy())
+    block = InputBlock(("noise",) * 2, torch.rand(2, 3, 51, 51).numpy())
     assert _same_in_fp64(model, module, iter([block]), 1, 1.0)
     assert torch.get_default_dtype() == torch.float32
 

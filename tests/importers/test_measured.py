@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import capsedge
 from capsedge.errors import UnsupportedModelError
 from capsedge.importers import reference_check
-from capsedge.importers.reference_check import Inputs
+from capsedge.importers.reference_check import ReferenceInputs
 from capsedge.runtime.metadata import Preprocessing
 from tests.importers.families import fsanet, networks
 from tests.importers.test_families import saved
@@ -102,7 +102,7 @@ def test_a_network_that_averages_over_the_batch_is_measured_at_its_batch(tmp_pat
 
 
 def test_a_thousand_inputs_in_small_blocks() -> None:
-    made = Inputs(Preprocessing(8, 8, 1))
+    made = ReferenceInputs(Preprocessing(8, 8, 1))
     blocks = list(made)
     assert len(made) == sum(len(b.names) for b in blocks) >= 1000
     assert max(len(b.inputs) for b in blocks) <= reference_check.BATCH

@@ -211,7 +211,7 @@ def foreign(path: Path, rows: int | str, batch: tuple[int, int, int]) -> Path:
     )
     engine = path / "foreign.engine"
     engine.write_bytes(b"PLAN" + model.SerializeToString())
-    here = engine_metadata.Machine("10.3.0", "13.0", "Orin", "8.7", platform.machine())
+    here = engine_metadata.BuildMachine("10.3.0", "13.0", "Orin", "8.7", platform.machine())
     engine_metadata.write(
         engine,
         engine_metadata.EngineMetadata(

@@ -13,8 +13,9 @@ from onnx import numpy_helper
 from capsedge.calibration.float_model import FloatModel, uniform_assignment
 from capsedge.datasets import ImageSet
 from capsedge.exporters import subject as modules
-from capsedge.exporters.export import export, to_graph
+from capsedge.exporters.export import export
 from capsedge.exporters.export_options import ExportOptions
+from capsedge.exporters.module_graph import to_graph
 from capsedge.graph import Rewrites
 from capsedge.models import build
 from capsedge.models.checkpoint import load_checkpoint

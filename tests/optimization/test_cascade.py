@@ -30,7 +30,7 @@ from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.load import load_bytes
 from capsedge.runtime.metadata import ModelMetadata, Outputs, Preprocessing
 from capsedge.runtime.onnx_file.forecast import forecast
-from capsedge.runtime.training_split import TRAINING_SPLIT_KEY
+from capsedge.runtime.origin import TRAINING_SPLIT_KEY
 from tests.optimization.cascades import noisy, pair, pixels, written
 from tests.runtime.models import SIDE, capsule_model, metadata
 

@@ -27,7 +27,7 @@ def checkout(tmp_path: Path) -> Path:
     root = tmp_path / "checkout"
     contents = {
         "pyproject.toml": f'[project]\nversion = "{VERSION}"\n',
-        "capsedge/__init__.py": f'__version__ = "{VERSION}"\n',
+        "capsedge/spec/version.py": f'VERSION = "{VERSION}"\n',
         "capsedge/runtime/native/libcapsedge/include/capsedge.h": f'#define CAPSEDGE_VERSION "{VERSION}"\n',
         "capsedge/runtime/web/package.json": f'{{\n  "version": "{VERSION}",\n}}\n',
         "capsedge/runtime/web/package-lock.json": LOCK,

@@ -8,7 +8,7 @@ import pytest
 
 from capsedge.errors import CapsedgeError
 from capsedge.runtime.backends import engine_layers
-from capsedge.runtime.backends.engine_layers import Layer
+from capsedge.runtime.backends.engine_layers import EngineLayer
 
 # As TensorRT 10 and 11 write them.
 TEN = {
@@ -40,7 +40,7 @@ def test_both_dialects_of_the_inspector() -> None:
     text = json.dumps({"Layers": [TEN, ELEVEN, MOVED], "Bindings": []})
     ten, eleven, moved = engine_layers.from_inspector(text)
     assert (ten.inputs, ten.outputs, ten.weights) == (("INT8",), ("FP16",), ("INT8",))
-    assert eleven == Layer("product", "gemm", ("FP16",), ("FP32",))
+    assert eleven == EngineLayer("product", "gemm", ("FP16",), ("FP32",))
     assert [layer.is_product for layer in (ten, eleven, moved)] == [True, True, False]
     assert list(engine_layers.computing([ten, moved])) == [ten]
 
@@ -83,20 +83,20 @@ def test_the_log_of_tensorrt_rtx() -> None:
     shapes, conv = engine_layers.from_log([RTX])
     assert shapes.moves
     assert conv.kernel == "__myelin_CASK_STUB"
-    assert conv == Layer("conv", "correlation", ("INT8",), ("FP16",), ("INT8", "FP32"))
+    assert conv == EngineLayer("conv", "correlation", ("INT8",), ("FP16",), ("INT8", "FP32"))
 
 
 def test_the_log_of_tensorrt() -> None:
     quantize, conv, myelin = engine_layers.from_log(["nothing of it", ARROWS])
     assert quantize.moves
-    assert conv == Layer("conv + relu", "CaskConvolution", ("INT8", "FP32"), ("FP16",))
+    assert conv == EngineLayer("conv + relu", "CaskConvolution", ("INT8", "FP32"), ("FP16",))
     assert conv.is_product
-    assert myelin == Layer("{ForeignNode[a...b]}", "Myelin", ("FP16",), ("FP32",))
+    assert myelin == EngineLayer("{ForeignNode[a...b]}", "Myelin", ("FP16",), ("FP32",))
 
 
 def test_what_one_source_does_not_tell_the_other_does() -> None:
-    untold = Layer("conv + relu", "CaskConvolution", ("", ""), ("",))
-    told = Layer("told", "gemm", ("FP32",), ("FP32",))
+    untold = EngineLayer("conv + relu", "CaskConvolution", ("", ""), ("",))
+    told = EngineLayer("told", "gemm", ("FP32",), ("FP32",))
     log = engine_layers.from_log([ARROWS])
     filled = engine_layers.fill([untold, told], log)
     assert filled[0].input_types == {"INT8", "FP32"}

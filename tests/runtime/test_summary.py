@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import capsedge
 from capsedge.calibration.accuracy import Outcome
 from capsedge.runtime.files.text import printable
-from capsedge.runtime.predictions import Label, Prediction, Value
+from capsedge.runtime.predictions import Label, Prediction, RegressionValue
 from capsedge.runtime.result_summary import LINES, Row, Summarized, Summary, distinct_names
 from capsedge.verification.certificate import Certificate, Link
 from tests.runtime.models import capsule_model, metadata, save
@@ -112,7 +112,7 @@ def test_predictions() -> None:
     assert repr(prediction).startswith("<Prediction 'class 0' 0.900, 'class 1' 0.800")
     assert found.text.endswith("and 3 more")
     assert repr(replace(prediction, labels=())).startswith("<Prediction without a label")
-    values = tuple(Value(f"v{k}", k / 3, "degrees") for k in range(9))
+    values = tuple(RegressionValue(f"v{k}", k / 3, "degrees") for k in range(9))
     estimate = Prediction((), np.zeros(0), NONE, "", values)
     assert "v1 0.3333°" in repr(estimate)
     assert "and 4 more" in shown(estimate).text

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from capsedge.spec import exit_codes, limits
-from capsedge.spec.fields import ENGINE_FIELDS, FIELDS, INPUT_FIELDS, Field
+from capsedge.spec.fields import ENGINE_FIELDS, FIELDS, INPUT_FIELDS, MetadataField
 from capsedge.spec.limits import DIFFERENCES, LIMITS, OPTIONS, limit_of
 from capsedge.spec.onnx_wire import DOMAINS, ELEMENT_TYPES, FIELD_NUMBERS, SCHEMA, VIEWS
 from capsedge.spec.operators import OPERATORS
@@ -97,7 +97,7 @@ def words(name: str) -> str:
     return re.sub(r"^k(?=[A-Z])", "", name).replace("_", "").lower()
 
 
-def fields_of(fields: Iterable[Field]) -> Iterator[str]:
+def fields_of(fields: Iterable[MetadataField]) -> Iterator[str]:
     """Their names, and those of their members."""
     for field in fields:
         yield field.name

@@ -13,7 +13,7 @@ import pytest
 from capsedge.runtime.engine_metadata import EngineMetadata
 from capsedge.runtime.metadata import ModelMetadata
 from capsedge.runtime.table_indices import InputBounds
-from capsedge.spec.fields import ENGINE_FIELDS, FIELDS, INPUT_FIELDS, REQUIRED, Field
+from capsedge.spec.fields import ENGINE_FIELDS, FIELDS, INPUT_FIELDS, REQUIRED, MetadataField
 from capsedge.spec.limits import LIMITS, OPTIONS
 from capsedge.spec.vocabularies import VOCABULARIES
 
@@ -39,7 +39,7 @@ KINDS: dict[Any, str] = {
     ("declared", "fields"),
     [(ModelMetadata, FIELDS), (EngineMetadata, ENGINE_FIELDS), (InputBounds, INPUT_FIELDS)],
 )
-def test_dataclasses_have_the_fields(declared: type, fields: tuple[Field, ...]) -> None:
+def test_dataclasses_have_the_fields(declared: type, fields: tuple[MetadataField, ...]) -> None:
     hints = typing.get_type_hints(declared)
     own = dataclasses.fields(declared)
     assert [f.name for f in own] == [f.name for f in fields]

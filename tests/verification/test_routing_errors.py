@@ -14,7 +14,12 @@ from capsedge.models import build
 from capsedge.runtime.backends.native_library import find_library
 from capsedge.spec.operators import instance_name, operator_of
 from capsedge.verification.reference import Reference, load_reference
-from capsedge.verification.routing_errors import Cell, RoutingErrors, Row, measure_routing_errors
+from capsedge.verification.routing_errors import (
+    ErrorCell,
+    ErrorRow,
+    RoutingErrors,
+    measure_routing_errors,
+)
 from capsedge.verification.routing_probe import Probe, trace
 
 CASES = [
@@ -269,12 +274,16 @@ def test_trace_ends_where_the_model_ends(families, routing) -> None:
 
 
 def test_first_row_beyond_tolerance() -> None:
-    fine, bad = Cell(1e-9, 1e-6), Cell(1e-3, 1e-6)
-    rows = (Row("a", 1, fine, fine, None), Row("a", 2, None, bad, fine), Row("b", 1, bad, bad, bad))
+    fine, bad = ErrorCell(1e-9, 1e-6), ErrorCell(1e-3, 1e-6)
+    rows = (
+        ErrorRow("a", 1, fine, fine, None),
+        ErrorRow("a", 2, None, bad, fine),
+        ErrorRow("b", 1, bad, bad, bad),
+    )
     errors = RoutingErrors(rows)
     assert errors.first is rows[1]
     assert errors.verdict() == "First beyond tolerance: layer a, iteration 2 (pose)."
-    assert Cell(float("nan"), 1.0).over
+    assert ErrorCell(float("nan"), 1.0).over
 
 
 @pytest.mark.skipif(find_library() is None, reason="needs the operator library: pip install .")

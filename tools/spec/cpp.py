@@ -16,7 +16,7 @@ from capsedge.spec.fields import (
     PREFIX,
     REQUIRED,
     SCHEMA,
-    Field,
+    MetadataField,
 )
 from capsedge.spec.limits import DIFFERENCES, LIMITS, limit_of
 from capsedge.spec.onnx_wire import (
@@ -185,7 +185,7 @@ def metadata() -> str:
             _members(name, fields)
             for name, fields in (
                 *((each.name, each.members) for each in FIELDS if each.members),
-                ("engine", (Field("schema", "integer", ""), *ENGINE_FIELDS)),
+                ("engine", (MetadataField("schema", "integer", ""), *ENGINE_FIELDS)),
                 ("input", INPUT_FIELDS),
                 *((each.name, each.members) for each in ENGINE_FIELDS if each.members),
             )
@@ -230,7 +230,7 @@ def _enumerator(word: str) -> str:
     )
 
 
-def _property(field: Field) -> str:
+def _property(field: MetadataField) -> str:
     required = "true" if field.default is REQUIRED else "false"
     nullable = "true" if field.nullable else "false"
     kind = f"Kind::{_KINDS[field.kind]}"
@@ -255,7 +255,7 @@ def _defaults() -> Iterator[str]:
             yield f"constexpr double kDefault{name} = {field.default!r};"
 
 
-def _members(name: str, fields: tuple[Field, ...]) -> str:
+def _members(name: str, fields: tuple[MetadataField, ...]) -> str:
     listed = [f'"{field.name}"' for field in fields]
     line = f"constexpr std::string_view k{_camel(name.upper())}Members[] = {{"
     if len(line) + sum(len(word) + 2 for word in listed) <= _COLUMNS:

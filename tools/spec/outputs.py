@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from capsedge import __version__
+from capsedge.spec.version import VERSION
 from tools.release_checks import PLACES
 from tools.spec import cpp, cpp_operators, operator_pages, pages, typescript, typescript_metadata
 
@@ -75,7 +75,7 @@ def outputs() -> dict[Path, str]:
 
 def _with_version(text: str, pattern: str, name: str) -> str:
     made, count = re.subn(
-        pattern, lambda found: found[0].replace(found[1], __version__), text, flags=re.MULTILINE
+        pattern, lambda found: found[0].replace(found[1], VERSION), text, flags=re.MULTILINE
     )
     if not count:
         raise ValueError(f"{name} does not state the version")

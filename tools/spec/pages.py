@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from capsedge.spec.exit_codes import MEANINGS
-from capsedge.spec.fields import FIELDS, SCHEMA, Field
+from capsedge.spec.fields import FIELDS, SCHEMA, MetadataField
 from capsedge.spec.limits import DIFFERENCES, GIB, KIB, LIMITS, MIB, Limit
 from capsedge.spec.operators import OPERATORS, Operator, Value
 from capsedge.spec.web_arguments import WEB_ARGUMENTS
@@ -57,7 +57,7 @@ def members(name: str) -> str:
     return table(("member", "value"), [(f"`{f.name}`", f.meaning + _parts(f)) for f in fields])
 
 
-def _parts(field: Field) -> str:
+def _parts(field: MetadataField) -> str:
     names = ", ".join(f"`{each.name}`" for each in field.members)
     return f": {names}" if names else ""
 

@@ -19,7 +19,7 @@ from capsedge.spec.fields import (
     SCHEMA,
     WASM_KIND,
     WASM_SECTION,
-    Field,
+    MetadataField,
 )
 from capsedge.spec.limits import OPTIONS
 
@@ -74,10 +74,10 @@ def page() -> str:
     )
 
 
-def _reader(field: Field) -> str:
+def _reader(field: MetadataField) -> str:
     """The readers of an object's members, innermost first."""
     inner = {each.name: each for each in field.members if each.members}
-    seen: dict[tuple[Field, ...], str] = {}
+    seen: dict[tuple[MetadataField, ...], str] = {}
     before = []
     for each in inner.values():
         if each.members not in seen:
@@ -86,13 +86,15 @@ def _reader(field: Field) -> str:
     return "\n".join((*before, _object(_name(field), field.members, seen)))
 
 
-def _name(field: Field, end: str = "") -> str:
+def _name(field: MetadataField, end: str = "") -> str:
     first, *rest = field.name.split("_")
     return first + "".join(map(str.capitalize, rest)) + end + "Fields"
 
 
 def _object(
-    name: str, fields: tuple[Field, ...], inner: dict[tuple[Field, ...], str] | None = None
+    name: str,
+    fields: tuple[MetadataField, ...],
+    inner: dict[tuple[MetadataField, ...], str] | None = None,
 ) -> str:
     readers = [f"{each.name}: {_of(each, inner or {})}" for each in fields]
     defaults = [f"{each.name}: {_value(each)}" for each in fields if each.default is not REQUIRED]
@@ -108,7 +110,7 @@ def _braces(entries: list[str], depth: int) -> str:
     return f"{{\n{inside}{'  ' * depth}}}"
 
 
-def _of(field: Field, inner: dict[tuple[Field, ...], str]) -> str:
+def _of(field: MetadataField, inner: dict[tuple[MetadataField, ...], str]) -> str:
     if field.members:
         reader = inner.get(field.members) or _name(field)
         reader = f"list({reader})" if field.kind == "objects" else reader
@@ -117,7 +119,7 @@ def _of(field: Field, inner: dict[tuple[Field, ...], str]) -> str:
     return f"nullable({reader})" if field.nullable else reader
 
 
-def _value(field: Field) -> str:
+def _value(field: MetadataField) -> str:
     default: Any = field.default
     if field.kind == "values":
         return "undefined"

@@ -6,13 +6,13 @@ import math
 
 import numpy as np
 
-from capsedge.exporters.c.node import Node, Translator, axis_of, filled
-from capsedge.exporters.c.program import MOST_BYTES, Program, Untranslatable, Value, literal
+from capsedge.exporters.c.node import CNode, Translator, axis_of, filled
+from capsedge.exporters.c.program import MOST_BYTES, Program, ProgramValue, Untranslatable, literal
 from capsedge.spec import limits
 from capsedge.spec.operators import OPERATORS, Operator
 
 
-def inputs_of(spec: Operator, node: Node) -> dict[str, Value]:
+def inputs_of(spec: Operator, node: CNode) -> dict[str, ProgramValue]:
     """The inputs that a node has, by their names."""
     names = (value.name for value in spec.inputs)
     return {n: v for n, v in zip(names, node.inputs, strict=False) if v is not None}
@@ -43,14 +43,14 @@ def _numbers(*values: float) -> str:
     return ", ".join(str(v) if isinstance(v, int) else literal(np.float32(v)) for v in values)
 
 
-def _array(values: dict[str, Value], name: str) -> np.ndarray:
+def _array(values: dict[str, ProgramValue], name: str) -> np.ndarray:
     found = values[name].array
     if found is None:
         raise Untranslatable(f"an input {name} that is computed")
     return found
 
 
-def _weight(values: dict[str, Value], rank: int) -> np.ndarray:
+def _weight(values: dict[str, ProgramValue], rank: int) -> np.ndarray:
     """The weight, INT8 if it has a scale."""
     weight = _array(values, "weight")
     wanted = "int8" if "weight_scale" in values else "float32"
@@ -59,12 +59,14 @@ def _weight(values: dict[str, Value], rank: int) -> np.ndarray:
     return weight
 
 
-def _filled(values: dict[str, Value], name: str, *shape: int) -> np.ndarray:
+def _filled(values: dict[str, ProgramValue], name: str, *shape: int) -> np.ndarray:
     """A constant input as floats of this shape."""
     return filled(_array(values, name), name, shape).astype(np.float32)
 
 
-def _computed(program: Program, values: dict[str, Value], name: str, rank: int) -> Value:
+def _computed(
+    program: Program, values: dict[str, ProgramValue], name: str, rank: int
+) -> ProgramValue:
     """An input of float32, dense."""
     value = values[name]
     if value.dtype != "float32" or len(value.shape) != rank:
@@ -81,7 +83,7 @@ def _iterations(given: dict[str, object]) -> int:
 
 
 def _scale(
-    program: Program, values: dict[str, Value], names: list[str], parents: int, size: int
+    program: Program, values: dict[str, ProgramValue], names: list[str], parents: int, size: int
 ) -> str:
     """The scale of INT8 weights, or 0."""
     if "weight_scale" not in values:
@@ -90,11 +92,11 @@ def _scale(
     return names[-1]
 
 
-def _suffix(values: dict[str, Value]) -> str:
+def _suffix(values: dict[str, ProgramValue]) -> str:
     return "q8" if "weight_scale" in values else "f32"
 
 
-def _squash(program: Program, node: Node) -> list[Value]:
+def _squash(program: Program, node: CNode) -> list[ProgramValue]:
     x = node.floats(0)
     rank = len(x.shape)
     given = OPERATORS["Squash"].complete(node.attributes)
@@ -110,7 +112,7 @@ def _squash(program: Program, node: Node) -> list[Value]:
     return [result]
 
 
-def _dynamic(program: Program, node: Node) -> list[Value]:
+def _dynamic(program: Program, node: CNode) -> list[ProgramValue]:
     spec = OPERATORS[node.operator]
     values, given = inputs_of(spec, node), spec.complete(node.attributes)
     u, weight = _computed(program, values, "u", 3), _weight(values, 4)
@@ -161,7 +163,7 @@ def _dynamic(program: Program, node: Node) -> list[Value]:
 
 
 def _windows(
-    values: dict[str, Value], given: dict[str, object], rows: int, shared: bool
+    values: dict[str, ProgramValue], given: dict[str, object], rows: int, shared: bool
 ) -> tuple[list[int], int]:
     """The numbers of ``caps_windows``, and the children of a window."""
     _, height, width, types, size = values["pose"].shape
@@ -180,7 +182,7 @@ def _windows(
     return [int(v) for v in numbers], (height * width if shared else kh * kw) * types
 
 
-def _em(program: Program, node: Node) -> list[Value]:
+def _em(program: Program, node: CNode) -> list[ProgramValue]:
     spec = OPERATORS[node.operator]
     values, given = inputs_of(spec, node), spec.complete(node.attributes)
     weight = _weight(values, 6)
@@ -241,7 +243,7 @@ def _em(program: Program, node: Node) -> list[Value]:
     return [poses, activations]
 
 
-def _attention(program: Program, node: Node) -> list[Value]:
+def _attention(program: Program, node: CNode) -> list[ProgramValue]:
     spec = OPERATORS[node.operator]
     values, given = inputs_of(spec, node), spec.complete(node.attributes)
     weight = _weight(values, 6)

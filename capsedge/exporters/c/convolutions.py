@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from capsedge.exporters.c.node import Node, Translator
+from capsedge.exporters.c.node import CNode, Translator
 from capsedge.exporters.c.program import (
     MOST_BYTES,
     Array,
     Program,
+    ProgramValue,
     Untranslatable,
-    Value,
     constant,
 )
 
@@ -33,7 +33,7 @@ class Geometry:
         kernel: rows and columns.
     """
 
-    def __init__(self, node: Node, x: Value, kernel: Sequence[int]) -> None:
+    def __init__(self, node: CNode, x: ProgramValue, kernel: Sequence[int]) -> None:
         if len(x.shape) != 4:
             raise Untranslatable(f"an input of {len(x.shape)} dimensions")
         given = node.attributes
@@ -58,6 +58,11 @@ class Geometry:
     def padded(self) -> bool:
         """Whether a window can leave the image, or is not dense in it."""
         return any(self.pads) or self.dilations[1] != 1
+
+    def numbers(self, outputs: int) -> list[int]:
+        """The numbers of a convolution to so many channels, as its structures begin."""
+        sizes = (self.height, self.width, self.channels, outputs, *self.kernel)
+        return [*sizes, *self.strides, *self.pads[:2], *self.dilations, *self.out]
 
     def slide(self, outputs: int, size: int, together: int) -> int:
         """How many bytes before the input the output may start without overwriting values still to be read.
@@ -87,7 +92,9 @@ class Geometry:
         return int(needed)
 
 
-def slide_of(g: Geometry, image: Value, outputs: int, size: int, together: int) -> int | None:
+def slide_of(
+    g: Geometry, image: ProgramValue, outputs: int, size: int, together: int
+) -> int | None:
     """`Geometry.slide` for an image that fills its buffer."""
     whole = image.buffer is not None and image.buffer.bytes == image.size * size
     return g.slide(outputs, size, together) if whole else None
@@ -132,8 +139,8 @@ def _struct(kind: str, numbers: Sequence[int]) -> str:
 
 
 def _images(
-    program: Program, x: Value, shape: Sequence[int], dtype: str
-) -> tuple[Value, list[tuple[Value, Value]]]:
+    program: Program, x: ProgramValue, shape: Sequence[int], dtype: str
+) -> tuple[ProgramValue, list[tuple[ProgramValue, ProgramValue]]]:
     """The result ``[N, C, H, W]`` and, for each image, input and result, channels innermost."""
     x = program.ordered(x, HWC)
     result = program.new(shape, dtype, HWC)
@@ -144,14 +151,14 @@ def _images(
 # --- Convolution ---
 
 
-def _convolution(program: Program, node: Node) -> list[Value]:
+def _convolution(program: Program, node: CNode) -> list[ProgramValue]:
     x, weight = node.floats(0), node.array(1, "a weight").astype(np.float32)
     if len(x.shape) == 3 and weight.ndim == 3:
         return _one_dimension(program, node)
     return [convolve(program, node, x, weight, _bias(node, weight.shape[0]))]
 
 
-def _bias(node: Node, size: int) -> Array:
+def _bias(node: CNode, size: int) -> Array:
     """The bias of a convolution; zeros if it has none."""
     if node.optional(2) is None:
         return np.zeros(size, np.float32)
@@ -161,7 +168,7 @@ def _bias(node: Node, size: int) -> Array:
     return bias.astype(np.float32)
 
 
-def _one_dimension(program: Program, node: Node) -> list[Value]:
+def _one_dimension(program: Program, node: CNode) -> list[ProgramValue]:
     """A one-dimensional convolution, treated as one over images with a single row."""
     n, c, length = node.value(0).shape
     given = dict(node.attributes)
@@ -173,12 +180,12 @@ def _one_dimension(program: Program, node: Node) -> list[Value]:
     weight = node.array(1, "a weight")
     inputs = [program.reshaped(node.value(0), (n, c, 1, length)), constant(weight[:, :, None])]
     (y,) = _convolution(
-        program, Node(node.name, "Conv", [*inputs, *node.inputs[2:]], given, 1, node.relu)
+        program, CNode(node.name, "Conv", [*inputs, *node.inputs[2:]], given, 1, node.relu)
     )
     return [program.reshaped(y, (*y.shape[:2], y.shape[3]))]
 
 
-def _checked(node: Node, x: Value, weight: Array) -> Geometry:
+def _checked(node: CNode, x: ProgramValue, weight: Array) -> Geometry:
     """The geometry of a convolution whose weight ``[M, C/groups, Kh, Kw]`` goes with the input."""
     groups = int(node.attributes.get("group", 1))
     if (
@@ -195,24 +202,14 @@ def _checked(node: Node, x: Value, weight: Array) -> Geometry:
     return Geometry(node, x, weight.shape[2:])
 
 
-def convolve(program: Program, node: Node, x: Value, weight: Array, bias: Array) -> Value:
+def convolve(
+    program: Program, node: CNode, x: ProgramValue, weight: Array, bias: Array
+) -> ProgramValue:
     """Write a convolution; ``weight`` is ``[M, C/groups, Kh, Kw]``."""
     g = _checked(node, x, weight)
     m, inside, kh, kw = weight.shape
     groups = int(node.attributes.get("group", 1))
-    numbers = [
-        g.height,
-        g.width,
-        g.channels,
-        m,
-        kh,
-        kw,
-        *g.strides,
-        *g.pads[:2],
-        *g.dilations,
-        *g.out,
-    ]
-    struct = _struct("caps_conv", [*numbers, int(node.relu)])
+    struct = _struct("caps_conv", [*g.numbers(m), int(node.relu)])
     result, images = _images(program, x, (g.n, m, *g.out), "float32")
     products = g.out[0] * g.out[1] * weight.size
     for image, out in images:
@@ -252,7 +249,7 @@ def pack_float(weight: Array) -> Array:
     return np.concatenate(parts)
 
 
-def _quantized_convolution(program: Program, node: Node) -> list[Value]:
+def _quantized_convolution(program: Program, node: CNode) -> list[ProgramValue]:
     x = node.value(0)
     weight = node.array(3, "a weight")
     x_scale, x_zero, y_scale, y_zero = (
@@ -284,19 +281,7 @@ def _quantized_convolution(program: Program, node: Node) -> list[Value]:
         )
     rows, chunk = chunks_of(kh, kw * inside)
     packed = pack_int8(weight, rows, chunk)
-    numbers = [
-        g.height,
-        g.width,
-        g.channels,
-        m,
-        kh,
-        kw,
-        *g.strides,
-        *g.pads[:2],
-        *g.dilations,
-        *g.out,
-    ]
-    numbers += [rows, chunk, int(x_zero[0]), int(y_zero[0])]
+    numbers = [*g.numbers(m), rows, chunk, int(x_zero[0]), int(y_zero[0])]
     struct = _struct("caps_conv_q8_t", numbers)
     names = [program.constants.add(v) for v in (packed, bias, factor)]
     scratch = 4 * chunk + (chunk if inside % 4 else 0) + (2 * bias.size * 4 if rows < kh else 0)
@@ -338,7 +323,7 @@ def pack_int8(weight: Array, rows: int, chunk: int) -> Array:
     return np.ascontiguousarray(pairs.transpose(0, 2, 3, 1, 4))
 
 
-def _transposed_convolution(program: Program, node: Node) -> list[Value]:
+def _transposed_convolution(program: Program, node: CNode) -> list[ProgramValue]:
     """A convolution of the image with zeros between its pixels."""
     x, weight = node.floats(0), node.array(1, "a weight").astype(np.float32)
     given = node.attributes
@@ -380,11 +365,11 @@ def _transposed_convolution(program: Program, node: Node) -> list[Value]:
     each = c // groups  # [C, M/groups, Kh, Kw] -> [M, C/groups, Kh, Kw], turned by 180 degrees
     parts = [weight[k * each : (k + 1) * each].transpose(1, 0, 2, 3) for k in range(groups)]
     turned = np.ascontiguousarray(np.concatenate(parts)[:, :, ::-1, ::-1])
-    plain = Node(node.name, "Conv", [], {"group": groups, "dilations": dilations}, 1, node.relu)
+    plain = CNode(node.name, "Conv", [], {"group": groups, "dilations": dilations}, 1, node.relu)
     return [convolve(program, plain, wide, turned, _bias(node, turned.shape[0]))]
 
 
-def _pool(program: Program, node: Node) -> list[Value]:
+def _pool(program: Program, node: CNode) -> list[ProgramValue]:
     x = node.floats(0)
     whole = node.operator.startswith("Global")
     kernel = x.shape[2:] if whole else node.attributes.get("kernel_shape") or ()

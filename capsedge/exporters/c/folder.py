@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from capsedge import __version__
 from capsedge.errors import ArtefactError, CapsedgeError, UsageError
 from capsedge.exporters.c import naming
 from capsedge.exporters.c.fit import code_bound, layer_table
-from capsedge.exporters.c.measurement import Measured
+from capsedge.exporters.c.measurement import MeasuredC
 from capsedge.exporters.c.source import Library, header, source
 from capsedge.runtime.files import reading
 from capsedge.runtime.files.json_documents import decode, parse
@@ -24,6 +23,7 @@ from capsedge.runtime.files.writing import unchanged
 from capsedge.runtime.metadata import ModelMetadata
 from capsedge.spec import limits
 from capsedge.spec.fields import C_KIND, COMPILED_SCHEMA, WASM_KIND
+from capsedge.spec.version import VERSION
 
 _OTHER_FILES = (
     "main.c",
@@ -93,7 +93,7 @@ def _paths_of(name: str, kind: str) -> set[str]:
 
 
 @dataclass(frozen=True)
-class Origin:
+class FolderOrigin:
     """How a folder was made, as recorded in its ``NAME.json``.
 
     Attributes:
@@ -109,7 +109,7 @@ class Origin:
     batch: int
 
 
-def origin_of(folder: Path) -> Origin:
+def origin_of(folder: Path) -> FolderOrigin:
     """How a folder was made, according to its ``NAME.json``.
 
     Raises:
@@ -123,7 +123,7 @@ def origin_of(folder: Path) -> Origin:
         batch = decode(list[int], size.get("shape"), "shape")[0]
         if not 0 < batch <= limits.C_BATCH:
             raise ValueError(f"the batch is {batch}, not 1 to {limits.C_BATCH:,}")
-        return Origin(
+        return FolderOrigin(
             decode(str, found.get("name"), "name"),
             decode(str, source.get("file"), "file"),
             decode(str, source.get("sha256"), "sha256"),
@@ -169,7 +169,7 @@ class Report(NamedTuple):
     description: dict[str, Any]
     memory: dict[str, int]
     layers: list[LayerRow]
-    measured: list[Measured]
+    measured: list[MeasuredC]
 
 
 def read_report(folder: Path) -> Report:
@@ -187,7 +187,7 @@ def read_report(folder: Path) -> Report:
         for name in _MEMORY:
             decode(int, memory.get(name), name)
         layers = decode(list[LayerRow], found.get("layers"), "layers")
-        measured = decode(list[Measured], found.get("measured", []), "measured")
+        measured = decode(list[MeasuredC], found.get("measured", []), "measured")
         if any(len(m.instructions) not in (0, len(layers)) for m in measured):
             raise ValueError("measured has other layers")
         return Report(found, memory, layers, measured)
@@ -253,7 +253,7 @@ def describe(
         "schema": COMPILED_SCHEMA,
         "kind": C_KIND,
         "name": lib.name,
-        "version": __version__,
+        "version": VERSION,
         "source": {
             "file": printable(file.name),
             "sha256": hashlib.sha256(data).hexdigest(),

@@ -13,13 +13,13 @@ from onnx.reference import ReferenceEvaluator
 
 from capsedge.errors import UnsupportedModelError
 from capsedge.exporters.c import capsules, convolutions, layer_steps, movement, per_element
-from capsedge.exporters.c.node import Node, Translator
+from capsedge.exporters.c.node import CNode, Translator
 from capsedge.exporters.c.program import (
     Buffer,
     Constants,
     Program,
+    ProgramValue,
     Untranslatable,
-    Value,
     checked_size,
     constant,
     dense,
@@ -119,14 +119,14 @@ class Translation:
         prefix: str = "",
     ) -> None:
         self.program = Program(constants, prefix)
-        self.outputs: dict[str, Value] = {}
+        self.outputs: dict[str, ProgramValue] = {}
         self._opset = next(
             (o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1
         )
-        self._values: dict[str, Value] = {
+        self._values: dict[str, ProgramValue] = {
             t.name: constant(numpy_helper.to_array(t)) for t in model.graph.initializer
         }
-        self.inputs: dict[str, Value] = {}
+        self.inputs: dict[str, ProgramValue] = {}
         for info in model.graph.input:
             if info.name in self._values:
                 continue
@@ -144,7 +144,7 @@ class Translation:
                     "Build with a smaller --batch, or export it for smaller images.",
                 ) from error
             buffer = Buffer(inputs[info.name], size, external=True)
-            self.inputs[info.name] = Value(shape, dtype, dense(shape), buffer=buffer)
+            self.inputs[info.name] = ProgramValue(shape, dtype, dense(shape), buffer=buffer)
         self._values.update(self.inputs)
         graph = Graph.of(model.graph)
         finals = graph.outputs
@@ -165,14 +165,14 @@ class Translation:
         for name in finals - set(self.outputs):  # an input or a constant
             self.outputs[name] = self._written(name)
 
-    def _mask(self, shape: tuple[int, ...]) -> Value:
+    def _mask(self, shape: tuple[int, ...]) -> ProgramValue:
         self.program.begin("index", "OneHot")
         mask = self.program.new(shape)
         head, name = f"int i; for (i = 0; i < {mask.size}; i++)", self.program.pointer(mask)
         self.program.step(f"{{ {head} {name}[i] = i == index ? 1.0f : 0.0f; }}", [], [mask])
         return mask
 
-    def _written(self, name: str) -> Value:
+    def _written(self, name: str) -> ProgramValue:
         """Return an output to the caller, if it was requested."""
         value = self._values.get(name)
         why = "No node computes it" if value is None else ""
@@ -225,7 +225,7 @@ class Translation:
         translate = TRANSLATORS.get(operator)
         if translate is None:
             raise _refused(node, operator, "an operator that has no translation")
-        read = Node(
+        read = CNode(
             node.name or node.output[0],
             operator,
             inputs,

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from capsedge.exporters.c.convolutions import convolve
-from capsedge.exporters.c.node import Node, Translator, axis_of
+from capsedge.exporters.c.node import CNode, Translator, axis_of
 from capsedge.exporters.c.per_element import broadcast, elementwise
 from capsedge.exporters.c.program import (
     Array,
     Program,
+    ProgramValue,
     Untranslatable,
-    Value,
     constant,
     literal,
 )
@@ -22,7 +22,7 @@ from capsedge.exporters.c.program import (
 # --- Matrix products ---
 
 
-def _gemm(program: Program, node: Node) -> list[Value]:
+def _gemm(program: Program, node: CNode) -> list[ProgramValue]:
     given = node.attributes
     a, b = node.floats(0), node.floats(1)
     if (len(a.shape), len(b.shape)) != (2, 2):
@@ -49,17 +49,17 @@ def _gemm(program: Program, node: Node) -> list[Value]:
     return [y]
 
 
-def _dense(program: Program, node: Node, a: Value, b: Array, bias: Array) -> Value:
+def _dense(program: Program, node: CNode, a: ProgramValue, b: Array, bias: Array) -> ProgramValue:
     """``a[M, K] · b[K, N] + bias[N]``: a convolution by windows of one pixel."""
     rows, k = a.shape
     image = program.reshaped(a, (1, rows, 1, k)).transposed([0, 3, 1, 2])
     weight = np.ascontiguousarray(b.T.astype(np.float32))[:, :, None, None]
-    plain = Node(node.name, "Conv", [], {}, 1, node.relu)
+    plain = CNode(node.name, "Conv", [], {}, 1, node.relu)
     y = convolve(program, plain, image, weight, bias)
     return program.reshaped(y.transposed([0, 2, 3, 1]), (rows, b.shape[1]))
 
 
-def _matmul(program: Program, node: Node) -> list[Value]:
+def _matmul(program: Program, node: CNode) -> list[ProgramValue]:
     a, b = node.floats(0), node.floats(1)
     if b.array is not None and b.array.ndim == 2 and len(a.shape) >= 2:
         flat = program.reshaped(a, (a.size // a.shape[-1], a.shape[-1]))
@@ -70,7 +70,7 @@ def _matmul(program: Program, node: Node) -> list[Value]:
     return [_product(program, a, b)]
 
 
-def _product(program: Program, a: Value, b: Value) -> Value:
+def _product(program: Program, a: ProgramValue, b: ProgramValue) -> ProgramValue:
     """A matrix product of any strides; the axes in front are broadcast, in loops around the call."""
     if a.shape[-1] != b.shape[-2]:
         raise Untranslatable(f"a product of {list(a.shape)} and {list(b.shape)}")
@@ -127,7 +127,7 @@ _REDUCTIONS = {  # initial value, update per element, final step
 }
 
 
-def _reduce(program: Program, node: Node) -> list[Value]:
+def _reduce(program: Program, node: CNode) -> list[ProgramValue]:
     x = node.floats(0)
     rank = len(x.shape)
     axes = node.integers(1, "axes")
@@ -164,7 +164,7 @@ def kept_share(shape: Sequence[int], gone: set[int]) -> float:
     return 1.0 / math.prod(shape[k] for k in gone)
 
 
-def _softmax(program: Program, node: Node) -> list[Value]:
+def _softmax(program: Program, node: CNode) -> list[ProgramValue]:
     x = node.floats(0)
     rank = len(x.shape)
     axis = node.axis(-1 if node.opset >= 13 else 1, rank)
@@ -174,7 +174,7 @@ def _softmax(program: Program, node: Node) -> list[Value]:
     return [_softmax_along(program, node, x, axis)]
 
 
-def _softmax_along(program: Program, node: Node, x: Value, axis: int) -> Value:
+def _softmax_along(program: Program, node: CNode, x: ProgramValue, axis: int) -> ProgramValue:
     result = elementwise(program, [x], "{0}")
     others = [(k, size) for k, size in enumerate(x.shape) if k != axis and size > 1]
     loops = "".join(f"for (i{k} = 0; i{k} < {size}; i{k}++) " for k, size in others)
@@ -189,7 +189,7 @@ def _softmax_along(program: Program, node: Node, x: Value, axis: int) -> Value:
     return result
 
 
-def _layer_normalization(program: Program, node: Node) -> list[Value]:
+def _layer_normalization(program: Program, node: CNode) -> list[ProgramValue]:
     x = node.floats(0)
     rank = len(x.shape)
     axis = rank - 1 if node.operator == "PoseNormalization" else node.axis(-1, rank)
@@ -212,7 +212,7 @@ def _layer_normalization(program: Program, node: Node) -> list[Value]:
     return [result]
 
 
-def _instance_normalization(program: Program, node: Node) -> list[Value]:
+def _instance_normalization(program: Program, node: CNode) -> list[ProgramValue]:
     """Normalize each channel of an image separately, then apply its scale and bias."""
     x = node.floats(0)
     if len(x.shape) < 3:
@@ -221,7 +221,7 @@ def _instance_normalization(program: Program, node: Node) -> list[Value]:
     size = x.size // (n * c)
     flat = program.reshaped(x, (n, c, size))
     one, none = constant(np.ones(size, np.float32)), constant(np.zeros(size, np.float32))
-    rows = Node(
+    rows = CNode(
         node.name,
         "LayerNormalization",
         [flat, one, none],

@@ -153,7 +153,7 @@ def count(
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredC:
     """Measurements of a network on one core; the fields are those of ``NAME.json``.
 
     Attributes:
@@ -174,7 +174,7 @@ class Measured:
 
 def measure(
     files: Mapping[str, bytes], description: Mapping[str, Any]
-) -> tuple[list[Measured], list[str]]:
+) -> tuple[list[MeasuredC], list[str]]:
     """Measure a network with the tools that are installed.
 
     Args:
@@ -197,8 +197,8 @@ def measure(
             )
         known = f"{version(compiler)} {' '.join(FLAGS)}"
         stack = stack_bound(files, description["name"], [compiler, *FLAGS])
-        return [Measured("this machine", known, stack, "", [])], BOARDS[REPORTED[0]].missing()
-    found: list[Measured] = []
+        return [MeasuredC("this machine", known, stack, "", [])], BOARDS[REPORTED[0]].missing()
+    found: list[MeasuredC] = []
     packages: list[str] = []
     for board in map(BOARDS.__getitem__, REPORTED):
         words = [board.compiler, *FLAGS, *board.flags]
@@ -206,10 +206,10 @@ def measure(
         known = f"{version(board.compiler)} {' '.join(words[1:])}"
         if missing := board.missing():
             packages = missing
-            found.append(Measured(board.core, known, stack, "", []))
+            found.append(MeasuredC(board.core, known, stack, "", []))
             continue
         counted = count(files, description, board)
-        found.append(Measured(board.core, known, stack, version(board.emulator), counted.layers))
+        found.append(MeasuredC(board.core, known, stack, version(board.emulator), counted.layers))
     return found, packages
 
 
@@ -220,7 +220,7 @@ def version(tool: str) -> str:
 
 
 def measured_text(measured: Mapping[str, Any]) -> str:
-    """Instructions and stack of `Measured`, in words."""
+    """Instructions and stack of `MeasuredC`, in words."""
     counts, stack = measured["instructions"], measured["stack_bytes"]
     parts = [f"{sum(counts):,} instructions"] if counts else []
     parts += [] if stack is None else [f"{stack:,} bytes of stack"]

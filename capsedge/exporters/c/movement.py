@@ -8,20 +8,20 @@ from dataclasses import replace
 
 import numpy as np
 
-from capsedge.exporters.c.node import Node, Translator, axis_of
+from capsedge.exporters.c.node import CNode, Translator, axis_of
 from capsedge.exporters.c.per_element import broadcast
 from capsedge.exporters.c.program import (
     MOST_BYTES,
     Array,
     Program,
+    ProgramValue,
     Untranslatable,
-    Value,
     checked_size,
     constant,
 )
 
 
-def _reshape(program: Program, node: Node) -> list[Value]:
+def _reshape(program: Program, node: CNode) -> list[ProgramValue]:
     x = node.value(0)
     target = node.integers(1, "shape") or []
     if not node.attributes.get("allowzero"):
@@ -32,14 +32,14 @@ def _reshape(program: Program, node: Node) -> list[Value]:
     return [program.reshaped(x, target)]
 
 
-def _flatten(program: Program, node: Node) -> list[Value]:
+def _flatten(program: Program, node: CNode) -> list[ProgramValue]:
     x = node.value(0)
     axis, rank = int(node.attributes.get("axis", 1)), len(x.shape)
     front = math.prod(x.shape[: rank if axis == rank else axis_of(axis, rank)])
     return [program.reshaped(x, (front, x.size // max(front, 1)))]
 
 
-def _squeeze(_program: Program, node: Node) -> list[Value]:
+def _squeeze(_program: Program, node: CNode) -> list[ProgramValue]:
     x = node.value(0)
     axes = node.integers(1, "axes")
     gone = (
@@ -52,7 +52,7 @@ def _squeeze(_program: Program, node: Node) -> list[Value]:
     return [_with_axes(x, [k for k in range(len(x.shape)) if k not in gone])]
 
 
-def _unsqueeze(_program: Program, node: Node) -> list[Value]:
+def _unsqueeze(_program: Program, node: CNode) -> list[ProgramValue]:
     x = node.value(0)
     axes = node.integers(1, "axes") or []
     rank = len(x.shape) + len(axes)
@@ -63,7 +63,7 @@ def _unsqueeze(_program: Program, node: Node) -> list[Value]:
     return [_with_axes(x, [None if k in new else next(own) for k in range(rank)])]
 
 
-def _with_axes(x: Value, axes: list[int | None]) -> Value:
+def _with_axes(x: ProgramValue, axes: list[int | None]) -> ProgramValue:
     """A view with these axes, some of them new with size 1."""
     shape = tuple(1 if a is None else x.shape[a] for a in axes)
     if x.array is not None:
@@ -76,7 +76,7 @@ def _with_axes(x: Value, axes: list[int | None]) -> Value:
     return replace(x, shape=shape, strides=tuple(strides))
 
 
-def _transpose(_program: Program, node: Node) -> list[Value]:
+def _transpose(_program: Program, node: CNode) -> list[ProgramValue]:
     x = node.value(0)
     axes = [int(a) for a in node.attributes.get("perm") or reversed(range(len(x.shape)))]
     if sorted(axes) != list(range(len(x.shape))):
@@ -84,14 +84,14 @@ def _transpose(_program: Program, node: Node) -> list[Value]:
     return [x.transposed(axes)]
 
 
-def _expand(_program: Program, node: Node) -> list[Value]:
+def _expand(_program: Program, node: CNode) -> list[ProgramValue]:
     x = node.value(0)
     shape = broadcast([x.shape, tuple(node.integers(1, "shape") or ())])
     checked_size(math.prod(shape))  # as long as it is only a view, too
     return [x.expanded(shape)]
 
 
-def _slice(program: Program, node: Node) -> list[Value]:
+def _slice(program: Program, node: CNode) -> list[ProgramValue]:
     x = node.value(0)
     rank = len(x.shape)
     starts, ends = node.integers(1, "starts") or [], node.integers(2, "ends") or []
@@ -109,7 +109,7 @@ def _slice(program: Program, node: Node) -> list[Value]:
     return [x]
 
 
-def _split(_program: Program, node: Node) -> list[Value]:
+def _split(_program: Program, node: CNode) -> list[ProgramValue]:
     x = node.value(0)
     axis = node.axis(0, len(x.shape))
     sizes = node.integers(1, "split")
@@ -125,7 +125,7 @@ def _split(_program: Program, node: Node) -> list[Value]:
     return results
 
 
-def _concat(program: Program, node: Node) -> list[Value]:
+def _concat(program: Program, node: CNode) -> list[ProgramValue]:
     parts = [node.value(k) for k in range(len(node.inputs))]
     axis = node.axis(0, len(parts[0].shape))
     shape = list(parts[0].shape)
@@ -143,7 +143,7 @@ def _concat(program: Program, node: Node) -> list[Value]:
     return [result]
 
 
-def _pad(program: Program, node: Node) -> list[Value]:
+def _pad(program: Program, node: CNode) -> list[ProgramValue]:
     x = node.value(0)
     rank = len(x.shape)
     pads = node.integers(1, "pads") or []
@@ -173,7 +173,9 @@ def _pad(program: Program, node: Node) -> list[Value]:
     return [result]
 
 
-def _mirrored(program: Program, x: Value, around: dict[int, tuple[int, int]], mode: str) -> Value:
+def _mirrored(
+    program: Program, x: ProgramValue, around: dict[int, tuple[int, int]], mode: str
+) -> ProgramValue:
     """Padding with elements of the tensor itself."""
     for axis, (before, after) in around.items():
         size = x.shape[axis]
@@ -193,7 +195,7 @@ def _mirrored(program: Program, x: Value, around: dict[int, tuple[int, int]], mo
     return x
 
 
-def _gather(program: Program, node: Node) -> list[Value]:
+def _gather(program: Program, node: CNode) -> list[ProgramValue]:
     x, index = node.value(0), node.array(1, "an index").astype(np.int64)
     axis = node.axis(0, len(x.shape))
     wrong = index[(index < -x.shape[axis]) | (index >= x.shape[axis])]
@@ -210,7 +212,7 @@ def _gather(program: Program, node: Node) -> list[Value]:
     return [program.reshaped(gathered(program, x, axis, flat), shape)]
 
 
-def gathered(program: Program, x: Value, axis: int, index: np.ndarray) -> Value:
+def gathered(program: Program, x: ProgramValue, axis: int, index: np.ndarray) -> ProgramValue:
     """Elements at positions of an axis that a table gives."""
     if x.array is not None:
         return constant(x.array.take(index, axis))
@@ -228,7 +230,7 @@ def gathered(program: Program, x: Value, axis: int, index: np.ndarray) -> Value:
     return result
 
 
-def _tile(program: Program, node: Node) -> list[Value]:
+def _tile(program: Program, node: CNode) -> list[ProgramValue]:
     x = node.value(0)
     repeats = node.integers(1, "repeats") or []
     if len(repeats) != len(x.shape) or min(repeats, default=1) < 1:
@@ -245,7 +247,7 @@ def _tile(program: Program, node: Node) -> list[Value]:
     return [x]
 
 
-def _depth_to_space(program: Program, node: Node) -> list[Value]:
+def _depth_to_space(program: Program, node: CNode) -> list[ProgramValue]:
     x, b = node.value(0), int(node.attributes.get("blocksize", 0))
     if len(x.shape) != 4 or b < 1 or x.shape[1] % (b * b):
         raise Untranslatable(f"blocks of {b} from {list(x.shape)}")
@@ -266,7 +268,7 @@ _NEAREST: dict[str, Callable[[Array], Array]] = {
 _RULES = ("half_pixel", "half_pixel_symmetric", "asymmetric", "align_corners", "pytorch_half_pixel")
 
 
-def _resize(program: Program, node: Node) -> list[Value]:
+def _resize(program: Program, node: CNode) -> list[ProgramValue]:
     """Resize axis by axis; each element is copied from the source or interpolated between two."""
     x, given = node.value(0), node.attributes
     mode = given.get("mode", "nearest")
@@ -295,7 +297,7 @@ def _resize(program: Program, node: Node) -> list[Value]:
     return [x]
 
 
-def _targets(node: Node, x: Value) -> dict[int, tuple[int, float]]:
+def _targets(node: CNode, x: ProgramValue) -> dict[int, tuple[int, float]]:
     """The size and the scale of every axis that is resized."""
     rank = len(x.shape)
     if node.opset < 11:
@@ -323,7 +325,7 @@ def _targets(node: Node, x: Value) -> dict[int, tuple[int, float]]:
     return dict(zip(axes, each, strict=True))
 
 
-def _interpolated(program: Program, x: Value, axis: int, at: Array) -> Value:
+def _interpolated(program: Program, x: ProgramValue, axis: int, at: Array) -> ProgramValue:
     """Elements between two neighbours of an axis."""
     source = x.shape[axis]
     low = np.minimum(np.floor(at), max(source - 2, 0)).astype(np.int64)
@@ -357,7 +359,7 @@ def _positions(source: int, target: int, scale: float, rule: str) -> Array:
     return middle
 
 
-def _upsample(program: Program, node: Node) -> list[Value]:
+def _upsample(program: Program, node: CNode) -> list[ProgramValue]:
     scales = node.optional(1)
     if scales is None:
         scales = constant(np.asarray(node.attributes.get("scales", ()), np.float32))
@@ -366,7 +368,7 @@ def _upsample(program: Program, node: Node) -> list[Value]:
         "coordinate_transformation_mode": "asymmetric",
         "nearest_mode": "floor",
     }
-    return _resize(program, Node(node.name, "Resize", [node.value(0), None, scales], attributes))
+    return _resize(program, CNode(node.name, "Resize", [node.value(0), None, scales], attributes))
 
 
 TRANSLATORS: dict[str, Translator] = {

@@ -8,11 +8,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from capsedge.exporters.c.program import Array, Program, Untranslatable, Value
+from capsedge.exporters.c.program import Array, Program, ProgramValue, Untranslatable
 
 
 @dataclass
-class Node:
+class CNode:
     """A node.
 
     Attributes:
@@ -27,20 +27,20 @@ class Node:
 
     name: str
     operator: str
-    inputs: list[Value | None]
+    inputs: list[ProgramValue | None]
     attributes: dict[str, Any] = field(default_factory=dict)
     outputs: int = 1
     relu: bool = False
     opset: int = 20
 
-    def value(self, k: int) -> Value:
+    def value(self, k: int) -> ProgramValue:
         """A required input."""
         value = self.optional(k)
         if value is None:
             raise Untranslatable(f"input {k} is missing")
         return value
 
-    def optional(self, k: int) -> Value | None:
+    def optional(self, k: int) -> ProgramValue | None:
         return self.inputs[k] if k < len(self.inputs) else None
 
     def array(self, k: int, what: str) -> Array:
@@ -57,7 +57,7 @@ class Node:
         found = self.attributes.get(name)
         return None if found is None else [int(v) for v in found]
 
-    def floats(self, k: int) -> Value:
+    def floats(self, k: int) -> ProgramValue:
         """A required input of float32."""
         value = self.value(k)
         if value.dtype != "float32":
@@ -95,4 +95,4 @@ def axis_of(axis: int, rank: int) -> int:
     return axis % rank
 
 
-Translator: TypeAlias = Callable[[Program, Node], Sequence[Value]]
+Translator: TypeAlias = Callable[[Program, CNode], Sequence[ProgramValue]]

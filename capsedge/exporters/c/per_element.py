@@ -6,13 +6,13 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from capsedge.exporters.c.node import Node, Translator
+from capsedge.exporters.c.node import CNode, Translator
 from capsedge.exporters.c.program import (
     C_TYPES,
     Program,
+    ProgramValue,
     Shape,
     Untranslatable,
-    Value,
     constant,
     literal,
 )
@@ -70,8 +70,13 @@ _EXTREMES = {"Max": "<", "Min": ">"}
 
 
 def elementwise(
-    program: Program, values: list[Value], expression: str, *, dtype: str = "", kernel: str = ""
-) -> Value:
+    program: Program,
+    values: list[ProgramValue],
+    expression: str,
+    *,
+    dtype: str = "",
+    kernel: str = "",
+) -> ProgramValue:
     """A new value of the operands' broadcast shape, laid out like the first operand of that shape."""
     shape = broadcast([v.shape for v in values])
     full = [v for v in values if v.shape == shape and v.array is None]
@@ -93,7 +98,7 @@ def broadcast(shapes: Sequence[Shape]) -> Shape:
         raise Untranslatable(f"shapes {', '.join(str(list(s)) for s in shapes)}") from error
 
 
-def _alike(node: Node, inputs: Iterable[int]) -> list[Value]:
+def _alike(node: CNode, inputs: Iterable[int]) -> list[ProgramValue]:
     """Operands, all of one type."""
     values = [node.value(k) for k in inputs]
     if len({v.dtype for v in values}) > 1:
@@ -101,7 +106,7 @@ def _alike(node: Node, inputs: Iterable[int]) -> list[Value]:
     return values
 
 
-def _arithmetic(program: Program, operator: str, values: list[Value]) -> Value:
+def _arithmetic(program: Program, operator: str, values: list[ProgramValue]) -> ProgramValue:
     """The result of `_UNARY` or `_BINARY`, or of what stands for it with integers."""
     dtype = values[0].dtype
     if dtype == "float32":
@@ -114,13 +119,13 @@ def _arithmetic(program: Program, operator: str, values: list[Value]) -> Value:
     return elementwise(program, values, expression, kernel="integers" if table is _WIDE else "")
 
 
-def _unary(program: Program, node: Node) -> list[Value]:
+def _unary(program: Program, node: CNode) -> list[ProgramValue]:
     if node.operator == "Abs" and node.value(0).dtype == "uint8":
         return [node.value(0)]
     return [_arithmetic(program, node.operator, [node.value(0)])]
 
 
-def _binary(program: Program, node: Node) -> list[Value]:
+def _binary(program: Program, node: CNode) -> list[ProgramValue]:
     if node.operator != "Pow":
         return [_arithmetic(program, node.operator, _alike(node, (0, 1)))]
     x, power = node.floats(0), node.value(1)
@@ -133,23 +138,23 @@ def _binary(program: Program, node: Node) -> list[Value]:
     return [_arithmetic(program, "Pow", [x, power])]
 
 
-def _comparison(program: Program, node: Node) -> list[Value]:
+def _comparison(program: Program, node: CNode) -> list[ProgramValue]:
     values = _alike(node, (0, 1))
     return [elementwise(program, values, _COMPARISONS[node.operator], dtype="bool")]
 
 
-def _not(program: Program, node: Node) -> list[Value]:
+def _not(program: Program, node: CNode) -> list[ProgramValue]:
     return [elementwise(program, [node.value(0)], "!{0}")]
 
 
-def _sum(program: Program, node: Node) -> list[Value]:
+def _sum(program: Program, node: CNode) -> list[ProgramValue]:
     first, *others = _alike(node, range(len(node.inputs)))
     for value in others:
         first = _arithmetic(program, "Add", [first, value])
     return [first]
 
 
-def _extreme(program: Program, node: Node) -> list[Value]:
+def _extreme(program: Program, node: CNode) -> list[ProgramValue]:
     """The largest or smallest of all operands; NaN if one of them is."""
     first, *others = _alike(node, range(len(node.inputs)))
     sign = _EXTREMES[node.operator]
@@ -164,20 +169,20 @@ def _extreme(program: Program, node: Node) -> list[Value]:
     return [first]
 
 
-def _mean(program: Program, node: Node) -> list[Value]:
+def _mean(program: Program, node: CNode) -> list[ProgramValue]:
     node.floats(0)
     (total,) = _sum(program, node)
     return [elementwise(program, [total], f"{{0}} * {literal(np.float32(1 / len(node.inputs)))}")]
 
 
-def _where(program: Program, node: Node) -> list[Value]:
+def _where(program: Program, node: CNode) -> list[ProgramValue]:
     values = [node.value(0), *_alike(node, (1, 2))]
     if values[0].dtype != "bool":
         raise Untranslatable(f"a condition of type {values[0].dtype}")
     return [elementwise(program, values, "{0} ? {1} : {2}", dtype=values[1].dtype)]
 
 
-def _cast(program: Program, node: Node) -> list[Value]:
+def _cast(program: Program, node: CNode) -> list[ProgramValue]:
     """To integers, numbers out of range become the nearest one in range, and NaN zero."""
     x = node.value(0)
     like = node.operator == "CastLike"
@@ -210,11 +215,11 @@ def _type_of(number: object) -> str:
     )
 
 
-def _identity(_program: Program, node: Node) -> list[Value]:
+def _identity(_program: Program, node: CNode) -> list[ProgramValue]:
     return [node.value(0)]
 
 
-def _dropout(_program: Program, node: Node) -> list[Value]:
+def _dropout(_program: Program, node: CNode) -> list[ProgramValue]:
     training = node.optional(2)
     if training is not None and (training.array is None or training.array.any()):
         raise Untranslatable("training mode")
@@ -223,7 +228,7 @@ def _dropout(_program: Program, node: Node) -> list[Value]:
     return [node.value(0)]
 
 
-def _clip(program: Program, node: Node) -> list[Value]:
+def _clip(program: Program, node: CNode) -> list[ProgramValue]:
     x = node.value(0)
     limits = []
     for k, name in ((1, "min"), (2, "max")):
@@ -239,7 +244,7 @@ def _clip(program: Program, node: Node) -> list[Value]:
     return [elementwise(program, [x], expression)]
 
 
-def _with_alpha(program: Program, node: Node) -> list[Value]:
+def _with_alpha(program: Program, node: CNode) -> list[ProgramValue]:
     defaults = {
         "LeakyRelu": 0.01,
         "Elu": 1.0,
@@ -265,7 +270,7 @@ def _with_alpha(program: Program, node: Node) -> list[Value]:
     return [elementwise(program, [node.floats(0)], expression, kernel=kernel)]
 
 
-def _batch_normalization(program: Program, node: Node) -> list[Value]:
+def _batch_normalization(program: Program, node: CNode) -> list[ProgramValue]:
     x = node.floats(0)
     if node.attributes.get("training_mode") or node.outputs > 1:
         raise Untranslatable("training mode")
@@ -286,7 +291,7 @@ def _batch_normalization(program: Program, node: Node) -> list[Value]:
 # --- To integers and back ---
 
 
-def _quantize(program: Program, node: Node) -> list[Value]:
+def _quantize(program: Program, node: CNode) -> list[ProgramValue]:
     x, scale = node.floats(0), _scale(node)
     zero = node.optional(2)
     given = node.attributes.get("output_dtype")
@@ -298,7 +303,7 @@ def _quantize(program: Program, node: Node) -> list[Value]:
     return [elementwise(program, operands, expression, dtype=dtype)]
 
 
-def _dequantize(program: Program, node: Node) -> list[Value]:
+def _dequantize(program: Program, node: CNode) -> list[ProgramValue]:
     operands = [node.value(0), _scale(node)]
     if operands[0].dtype not in ("uint8", "int8", "int32") or node.attributes.get("block_size"):
         raise Untranslatable(f"elements of type {operands[0].dtype}")
@@ -311,14 +316,14 @@ def _dequantize(program: Program, node: Node) -> list[Value]:
     return [elementwise(program, operands, expression, dtype="float32")]
 
 
-def _scale(node: Node) -> Value:
+def _scale(node: CNode) -> ProgramValue:
     scale = _along(node, 1)
     if scale.dtype != "float32":
         raise Untranslatable(f"a scale of type {scale.dtype}")
     return scale
 
 
-def _along(node: Node, k: int) -> Value:
+def _along(node: CNode, k: int) -> ProgramValue:
     """A scale or zero point of the whole tensor, or of each position along the axis."""
     array, shape = node.array(k, "a scale"), node.value(0).shape
     if array.size == 1:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from capsedge.exporters.c.program import Step
+from capsedge.exporters.c.program import ProgramStep
 
 ALIGNMENT = 16
 _ROUNDS = 300  # placement orders that are tried if the first ones miss the bound
@@ -42,7 +42,7 @@ class Plan:
 
 
 @dataclass
-class _Member:
+class _StructMember:
     """A buffer in its group: its lifetime, and its position relative to the group's origin."""
 
     name: str
@@ -52,10 +52,10 @@ class _Member:
     end: int
 
 
-_Group = list[_Member]
+_Group = list[_StructMember]
 
 
-def plan(steps: Sequence[Step]) -> Plan:
+def plan(steps: Sequence[ProgramStep]) -> Plan:
     """Place buffers by first fit in several orders, and return the smallest arena found."""
     groups = _groups(steps)
     live = _live(groups, len(steps))
@@ -86,13 +86,13 @@ def _extent(group: _Group, t: int) -> int:
     return max(m.end for m in alive) - min(m.start for m in alive) if alive else 0
 
 
-def _groups(steps: Sequence[Step]) -> list[_Group]:
-    members: dict[str, _Member] = {}
+def _groups(steps: Sequence[ProgramStep]) -> list[_Group]:
+    members: dict[str, _StructMember] = {}
     for t, step in enumerate(steps):
         for buffer in (*step.reads, *step.writes):
             if not buffer.external:
                 size = _aligned(buffer.bytes)
-                members.setdefault(buffer.name, _Member(buffer.name, t, t, 0, size)).last = t
+                members.setdefault(buffer.name, _StructMember(buffer.name, t, t, 0, size)).last = t
     group_of = {name: [member] for name, member in members.items()}
     for t, step in enumerate(steps):
         for buffer in step.reads:
@@ -120,11 +120,11 @@ def _groups(steps: Sequence[Step]) -> list[_Group]:
             member.start, member.end = member.start - least, member.end - least
     for t, step in enumerate(steps):
         if step.scratch:
-            groups.append([_Member(f"#{t}", t, t, 0, _aligned(step.scratch))])
+            groups.append([_StructMember(f"#{t}", t, t, 0, _aligned(step.scratch))])
     return groups
 
 
-def _shift(step: Step, size: int) -> int | None:
+def _shift(step: ProgramStep, size: int) -> int | None:
     """How far before a buffer of this size a step's result may start; None if they must not overlap."""
     if len(step.writes) != 1 or step.writes[0].external:
         return None
@@ -174,7 +174,7 @@ def _at_once(groups: Iterable[_Group], steps: int) -> list[int]:
 
 
 def _first_fit(groups: Iterable[_Group], steps: int) -> tuple[dict[str, int], int]:
-    placed: list[_Member] = []
+    placed: list[_StructMember] = []
     occupied: list[list[tuple[int, int]]] = [[] for _ in range(steps)]  # starts and ends, by step
     for group in groups:
         taken = {  # origins that would let a member overlap what is placed
@@ -188,7 +188,7 @@ def _first_fit(groups: Iterable[_Group], steps: int) -> tuple[dict[str, int], in
             if low <= at < high:
                 at = high
         for m in group:
-            placed.append(_Member(m.name, m.first, m.last, m.start + at, m.end + at))
+            placed.append(_StructMember(m.name, m.first, m.last, m.start + at, m.end + at))
             for t in range(m.first, m.last + 1):
                 occupied[t].append((m.start + at, m.end + at))
     return {m.name: m.start for m in placed}, max((m.end for m in placed), default=0)

@@ -50,7 +50,7 @@ class Buffer:
 
 
 @dataclass(frozen=True, eq=False)
-class Value:
+class ProgramValue:
     """A tensor.
 
     Attributes:
@@ -95,7 +95,7 @@ class Value:
         axes = zip(self.shape, self.strides, wanted, strict=True)
         return all(size == 1 or own == want for size, own, want in axes)
 
-    def transposed(self, axes: Sequence[int]) -> Value:
+    def transposed(self, axes: Sequence[int]) -> ProgramValue:
         """A view with its axes permuted."""
         return self._view(
             [self.shape[a] for a in axes],
@@ -103,7 +103,7 @@ class Value:
             lambda x: x.transpose(axes),
         )
 
-    def sliced(self, axis: int, start: int, stop: int, step: int = 1) -> Value:
+    def sliced(self, axis: int, start: int, stop: int, step: int = 1) -> ProgramValue:
         """A view of every ``step``-th element between two positions of an axis."""
         shape, strides = list(self.shape), list(self.strides)
         if not 0 <= start <= stop <= shape[axis]:
@@ -116,7 +116,7 @@ class Value:
             return constant(self.array.take(index, axis))
         return replace(self, shape=tuple(shape), strides=tuple(strides), offset=offset)
 
-    def expanded(self, shape: Sequence[int]) -> Value:
+    def expanded(self, shape: Sequence[int]) -> ProgramValue:
         """A broadcast view: axes of size 1 are repeated, and further axes are added in front."""
         missing = len(shape) - len(self.shape)
         if missing < 0 or any(
@@ -131,16 +131,16 @@ class Value:
 
     def _view(
         self, shape: Sequence[int], strides: Sequence[int], of_array: Callable[[Array], Array]
-    ) -> Value:
+    ) -> ProgramValue:
         if self.array is not None:
             return constant(of_array(self.array))
         return replace(self, shape=tuple(shape), strides=tuple(strides))
 
 
-def constant(array: Array) -> Value:
+def constant(array: Array) -> ProgramValue:
     """A constant value."""
     array = np.ascontiguousarray(array) if array.ndim else array
-    return Value(array.shape, array.dtype.name, dense(array.shape), array=array)
+    return ProgramValue(array.shape, array.dtype.name, dense(array.shape), array=array)
 
 
 def dense(shape: Sequence[int], order: Sequence[int] = ()) -> tuple[int, ...]:
@@ -153,7 +153,7 @@ def dense(shape: Sequence[int], order: Sequence[int] = ()) -> tuple[int, ...]:
 
 
 @dataclass
-class Step:
+class ProgramStep:
     """One statement of the program.
 
     Attributes:
@@ -185,7 +185,7 @@ class Program:
     """Collects the steps, constants and kernels of one function."""
 
     def __init__(self, constants: Constants, prefix: str = "") -> None:
-        self.steps: list[Step] = []
+        self.steps: list[ProgramStep] = []
         self.kernels: set[str] = set()
         self.constants = constants
         self._prefix = prefix
@@ -196,7 +196,9 @@ class Program:
         """Attribute the following steps to this node."""
         self._node = (node, operator)
 
-    def new(self, shape: Iterable[int], dtype: str = "float32", order: Sequence[int] = ()) -> Value:
+    def new(
+        self, shape: Iterable[int], dtype: str = "float32", order: Sequence[int] = ()
+    ) -> ProgramValue:
         """A value in a buffer of its own, in the order of its axes by default."""
         shape = tuple(shape)
         if dtype not in C_TYPES:
@@ -204,13 +206,13 @@ class Program:
         size = checked_size(math.prod(shape) * np.dtype(dtype).itemsize)
         buffer = Buffer(f"{self._prefix}v{self._count}", size, C_TYPES[dtype])
         self._count += 1
-        return Value(shape, dtype, dense(shape, order), buffer=buffer)
+        return ProgramValue(shape, dtype, dense(shape, order), buffer=buffer)
 
     def step(
         self,
         code: str,
-        reads: Iterable[Value],
-        writes: Iterable[Value],
+        reads: Iterable[ProgramValue],
+        writes: Iterable[ProgramValue],
         *,
         kernels: Iterable[str] = (),
         scratch: int = 0,
@@ -224,7 +226,7 @@ class Program:
             checked_size(scratch)
         self.kernels.update(kernels)
         self.steps.append(
-            Step(
+            ProgramStep(
                 code,
                 [v.buffer for v in reads if v.buffer is not None],
                 [v.buffer for v in writes if v.buffer is not None],
@@ -237,7 +239,7 @@ class Program:
             )
         )
 
-    def pointer(self, value: Value) -> str:
+    def pointer(self, value: ProgramValue) -> str:
         """A C expression for the first element."""
         if value.buffer is not None:
             return (
@@ -246,19 +248,19 @@ class Program:
         assert value.array is not None
         return self.constants.add(value.array)
 
-    def ordered(self, value: Value, order: Sequence[int] = ()) -> Value:
+    def ordered(self, value: ProgramValue, order: Sequence[int] = ()) -> ProgramValue:
         """The value with its elements in an order of the axes (their own by default), copied if necessary."""
         axes = tuple(order) or tuple(range(len(value.shape)))
         if value.array is not None:
             array = np.ascontiguousarray(value.array.transpose(axes))
-            return Value(value.shape, value.dtype, dense(value.shape, axes), array=array)
+            return ProgramValue(value.shape, value.dtype, dense(value.shape, axes), array=array)
         if value.lies(axes):
             return value
         result = self.new(value.shape, value.dtype, axes)
         self.loops(result, [value], "{0}")
         return result
 
-    def reshaped(self, value: Value, shape: Iterable[int]) -> Value:
+    def reshaped(self, value: ProgramValue, shape: Iterable[int]) -> ProgramValue:
         """The value in another shape."""
         shape = tuple(shape)
         if math.prod(shape) != value.size or any(size < 0 for size in shape):
@@ -269,8 +271,8 @@ class Program:
 
     def loops(
         self,
-        result: Value,
-        operands: Sequence[Value],
+        result: ProgramValue,
+        operands: Sequence[ProgramValue],
         expression: str,
         *,
         kernels: Iterable[str] = (),

@@ -18,7 +18,7 @@ _VARIANTS = {"f32": "float", "q8": "int8_t"}
 
 
 @dataclass(frozen=True)
-class Output:
+class COutput:
     """An output of the network.
 
     Attributes:
@@ -68,7 +68,7 @@ class Library:
     name: str
     title: str
     input_shape: Shape
-    outputs: tuple[Output, ...]
+    outputs: tuple[COutput, ...]
     labels: tuple[str, ...]
     preprocessing: Preprocessing | None
     run: Function

@@ -10,15 +10,14 @@ from typing import Any
 import numpy as np
 import onnx
 
-from capsedge import __version__
 from capsedge.errors import UnsupportedModelError, UsageError
 from capsedge.exporters.c import folder, measurement, naming
 from capsedge.exporters.c.fit import check_fit
 from capsedge.exporters.c.graph import Translation, prepare
 from capsedge.exporters.c.plan import plan
-from capsedge.exporters.c.program import Constants, Program, Value
+from capsedge.exporters.c.program import Constants, Program, ProgramValue
 from capsedge.exporters.c.reconstruct import translate_decoder
-from capsedge.exporters.c.source import Function, Library, Output
+from capsedge.exporters.c.source import COutput, Function, Library
 from capsedge.graph import proto
 from capsedge.graph.check import checked
 from capsedge.graph.check_steps import Bounds
@@ -29,6 +28,7 @@ from capsedge.runtime.metadata import ModelMetadata
 from capsedge.runtime.onnx_file import summary
 from capsedge.runtime.result_summary import Row, Summarized, Summary
 from capsedge.spec import limits
+from capsedge.spec.version import VERSION
 from capsedge.spec.vocabularies import POSES, RECONSTRUCTION
 
 
@@ -187,7 +187,7 @@ def translate(
         decoder = translate_decoder(data, poses, capsules, constants)
     labels = metadata.class_names if metadata is not None else ()
     heading = (
-        f"{naming.in_comment(file)}, written as C by capsedge {naming.in_comment(__version__)}; do not edit.",
+        f"{naming.in_comment(file)}, written as C by capsedge {naming.in_comment(VERSION)}; do not edit.",
         "Every sum has a fixed order: with -ffp-contract=off, results are the same bits on every machine.",
     )
     library = Library(
@@ -302,7 +302,7 @@ def _meaning(name: str, metadata: ModelMetadata | None) -> str:
 
 def _write_outputs(
     run: Translation, names: list[str], metadata: ModelMetadata | None
-) -> tuple[Output, ...]:
+) -> tuple[COutput, ...]:
     """Make the program deliver every output to the caller as soon as it is computed."""
     program, outputs = run.program, []
     fields: list[str] = []
@@ -311,11 +311,11 @@ def _write_outputs(
         fields.append(field)
         value = run.outputs[name]
         _deliver(program, value, field)
-        outputs.append(Output(name, field, value.shape, _meaning(name, metadata)))
+        outputs.append(COutput(name, field, value.shape, _meaning(name, metadata)))
     return tuple(outputs)
 
 
-def _deliver(program: Program, value: Value, field: str) -> None:
+def _deliver(program: Program, value: ProgramValue, field: str) -> None:
     """Insert the copy to the caller after the last step that writes the value."""
     before = len(program.steps)
     program.begin(field, "Output")

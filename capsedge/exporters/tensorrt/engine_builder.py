@@ -15,7 +15,7 @@ from typing import Any
 
 from capsedge.errors import EnvironmentProblem, UnsupportedModelError, UsageError
 from capsedge.runtime.backends import engine_layers
-from capsedge.runtime.backends.engine_layers import Layer
+from capsedge.runtime.backends.engine_layers import EngineLayer
 from capsedge.runtime.backends.tensorrt_library import load_plugin, product, start
 from capsedge.runtime.backends.tensorrt_rtx import set_compute_capabilities
 from capsedge.runtime.files.text import format_bytes
@@ -34,7 +34,7 @@ class _Phase:
 
 
 @dataclass
-class Progress:
+class BuildProgress:
     """Nested phases as one share of the whole.
 
     TensorRT opens phases inside steps of others and tells neither weights nor times, so a step counts as
@@ -97,7 +97,7 @@ class Progress:
         return min(1.0, (phase.done + part) / phase.steps)
 
 
-def monitor(trt: Any, progress: Progress) -> Any:
+def monitor(trt: Any, progress: BuildProgress) -> Any:
     """An ``IProgressMonitor`` that forwards every event.
 
     Exceptions must not pass through TensorRT's C++. An interrupt, or a report that fails because standard
@@ -135,7 +135,7 @@ def monitor(trt: Any, progress: Progress) -> Any:
 
 
 @dataclass(frozen=True)
-class Limits:
+class EngineLimits:
     """Limits for the builder.
 
     Attributes:
@@ -177,7 +177,7 @@ class Built:
     """
 
     plan: bytes
-    layers: tuple[Layer, ...]
+    layers: tuple[EngineLayer, ...]
     timing_cache: bytes
     warnings: tuple[str, ...]
 
@@ -187,8 +187,8 @@ def build_engine(
     builder: Any,
     logger: Any,
     model: bytes,
-    limits: Limits,
-    progress: Progress,
+    limits: EngineLimits,
+    progress: BuildProgress,
     plugin: Path | None,
 ) -> Built:
     """Parse an ONNX model and build its engine.
@@ -294,7 +294,7 @@ def _shape(shape: Sequence[int], sizes: tuple[int, int]) -> tuple[int, ...]:
     return tuple(d if d >= 0 else sizes[min(axis, 1)] for axis, d in enumerate(shape))
 
 
-def _add_profile(builder: Any, network: Any, config: Any, limits: Limits) -> None:
+def _add_profile(builder: Any, network: Any, config: Any, limits: EngineLimits) -> None:
     profile = builder.create_optimization_profile()
     free = 0
     for index in range(network.num_inputs):
@@ -310,7 +310,7 @@ def _add_profile(builder: Any, network: Any, config: Any, limits: Limits) -> Non
 
 def _inspect(
     trt: Any, logger: Any, plan: bytes, sizes: tuple[int, int], plugin: Path | None
-) -> list[Layer]:
+) -> list[EngineLayer]:
     """TensorRT's report on the engine. A runtime has its own registry, so it loads the plugins too."""
     runtime = start(trt, trt.Runtime, logger)
     if plugin is not None:
@@ -337,7 +337,7 @@ def _inspect(
 
 
 def _failure(
-    trt: Any, logger: Any, limits: Limits, plugin: Path | None
+    trt: Any, logger: Any, limits: EngineLimits, plugin: Path | None
 ) -> EnvironmentProblem | UnsupportedModelError | UsageError:
     words = logger.words()
     messages = " ".join(logger.errors).lower()

@@ -33,7 +33,7 @@ from capsedge.graph.proto import (
     shapes_of,
 )
 from capsedge.graph.rewrites import without_parents
-from capsedge.runtime.backends.engine_layers import Layer, computing
+from capsedge.runtime.backends.engine_layers import EngineLayer, computing
 from capsedge.runtime.backends.tensorrt_library import PLUGINS
 from capsedge.runtime.cascade_metadata import CASCADE_KEY
 from capsedge.runtime.onnx_file.layer_map import locate, node_name
@@ -436,7 +436,7 @@ def resolve(asked: str | None, model: onnx.ModelProto) -> str:
     )
 
 
-def count(layers: Iterable[Layer]) -> dict[str, int]:
+def count(layers: Iterable[EngineLayer]) -> dict[str, int]:
     """Count the computing layers with data of each floating-point or INT8 type."""
     counts: Counter[str] = Counter()
     for layer in computing(layers):
@@ -444,7 +444,7 @@ def count(layers: Iterable[Layer]) -> dict[str, int]:
     return dict(sorted(counts.items()))
 
 
-def count_products(layers: Iterable[Layer]) -> dict[str, int]:
+def count_products(layers: Iterable[EngineLayer]) -> dict[str, int]:
     """Count the convolutions and matrix products with inputs of each type."""
     counts: Counter[str] = Counter()
     for layer in layers:
@@ -453,7 +453,7 @@ def count_products(layers: Iterable[Layer]) -> dict[str, int]:
     return dict(sorted(counts.items()))
 
 
-def compare(asked: str, layers: Sequence[Layer]) -> None:
+def compare(asked: str, layers: Sequence[EngineLayer]) -> None:
     """Check that the engine has the requested precision.
 
     INT8 requires a convolution or a matrix product with INT8 inputs; a lone quantizer also has INT8 data,

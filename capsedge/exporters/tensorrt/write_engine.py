@@ -18,8 +18,13 @@ import onnx
 from capsedge.errors import EnvironmentProblem, UsageError
 from capsedge.exporters.build_options import BuildOptions
 from capsedge.exporters.tensorrt import lowering
-from capsedge.exporters.tensorrt import lowering as precision
-from capsedge.exporters.tensorrt.engine_builder import Limits, Listener, Progress, build_engine
+from capsedge.exporters.tensorrt.engine_builder import (
+    BuildProgress,
+    Built,
+    EngineLimits,
+    Listener,
+    build_engine,
+)
 from capsedge.exporters.tensorrt.lowering import name_nodes
 from capsedge.graph.check import checked
 from capsedge.graph.fusion.free_length import at_length
@@ -39,7 +44,7 @@ from capsedge.runtime.backends.tensorrt_rtx import (
     check_parser_takes_plugins,
     import_for,
 )
-from capsedge.runtime.engine_metadata import Machine
+from capsedge.runtime.engine_metadata import BuildMachine
 from capsedge.runtime.files import reading
 from capsedge.runtime.files.text import format_bytes
 from capsedge.runtime.files.writing import (
@@ -127,7 +132,7 @@ def write_engine(
         check_writable(file)
     check_apart(written, [source])
     model = _read(source)
-    asked = precision.resolve(options.precision, model)
+    asked = lowering.resolve(options.precision, model)
     lowering.check(model)
     trt = import_for(options.target)
     capabilities = options.compute_capabilities
@@ -135,30 +140,45 @@ def write_engine(
     if options.target == TENSORRT_RTX:
         capabilities = capabilities or DEFAULT_CAPABILITIES
         check_capabilities(trt, capabilities)
-        here = Machine(trt.__version__, "", "", "", platform.machine())
+        here = BuildMachine(trt.__version__, "", "", "", platform.machine())
     else:
         cuda = load_cuda()
         here = replace(this_machine(trt, cuda, options.device), power_mode=power_mode())
         on_gpu = cuda.on(options.device)
+    job = _EngineJob(
+        source, target, options, model, asked, trt, here, capabilities, shown or source
+    )
     with on_gpu:
-        return _build(
-            source, target, options, report, model, asked, trt, here, capabilities, shown or source
-        )
+        return _build(job, report)
 
 
-def _build(
-    source: Path,
-    target: Path,
-    options: BuildOptions,
-    report: Listener,
-    model: onnx.ModelProto,
-    asked: str,
-    trt: Any,
-    here: Machine,
-    capabilities: tuple[str, ...],
-    shown: Path,
-) -> BuildReport:
-    """Build, once the target and the GPUs are known."""
+@dataclass(frozen=True)
+class _EngineJob:
+    """What to build, once the target and the GPUs are known.
+
+    Attributes:
+        source, target, options, shown: as for `write_engine`.
+        model: the ONNX model.
+        precision: the precision to build.
+        trt: TensorRT's module.
+        machine: where it is built.
+        capabilities: compute capabilities of TensorRT-RTX.
+    """
+
+    source: Path
+    target: Path
+    options: BuildOptions
+    model: onnx.ModelProto
+    precision: str
+    trt: Any
+    machine: BuildMachine
+    capabilities: tuple[str, ...]
+    shown: Path
+
+
+def _build(job: _EngineJob, report: Listener) -> BuildReport:
+    """Build and write an engine."""
+    options, trt, model = job.options, job.trt, job.model
     portable = options.target == TENSORRT_RTX
     library = _plugin("native" if portable and options.plugin == "auto" else options.plugin, model)
     if portable and library is not None:
@@ -177,47 +197,58 @@ def _build(
     else:
         namespace = load_plugin(builder.get_plugin_registry(), library, logger)
         lowered = lowering.fused(model, namespace)
-    name_nodes(lowered, source)
-    limits = Limits(
+    name_nodes(lowered, job.source)
+    limits = EngineLimits(
         batch=batch,
         length=length,
         workspace=options.workspace,
         timing_cache=_timings(options.timing_cache),
         optimization_level=options.optimization_level,
-        compute_capabilities=capabilities,
+        compute_capabilities=job.capabilities,
     )
     built = build_engine(
-        trt, builder, logger, lowered.SerializeToString(), limits, Progress(report), library
+        trt, builder, logger, lowered.SerializeToString(), limits, BuildProgress(report), library
     )
-    precision.compare(asked, built.layers)
-    write_bytes(target, built.plan)
-    issued = engine_metadata.EngineMetadata(
-        engine_sha256=sha256(target),
+    lowering.compare(job.precision, built.layers)
+    write_bytes(job.target, built.plan)
+    described = _metadata(job, model, library, limits, built)
+    engine_metadata.write(job.target, described)
+    if options.timing_cache is not None and built.timing_cache:
+        write_bytes(options.timing_cache, built.timing_cache)
+    return BuildReport(job.target, described, built.warnings)
+
+
+def _metadata(
+    job: _EngineJob,
+    model: onnx.ModelProto,
+    library: Path | None,
+    limits: EngineLimits,
+    built: Built,
+) -> engine_metadata.EngineMetadata:
+    """The metadata of a written engine; ``model`` is what was built, ``library`` its plugins."""
+    return engine_metadata.EngineMetadata(
+        engine_sha256=sha256(job.target),
         engine_bytes=len(built.plan),
-        machine=here,
+        machine=job.machine,
         plugin="fused" if library else "native",
         plugin_library=str(library or ""),
         plugin_sha256=sha256(library) if library else "",
-        precision=asked,
-        layers=precision.count(built.layers),
-        batch=batch,
-        source=source.name,
-        source_sha256=sha256(source),
+        precision=job.precision,
+        layers=lowering.count(built.layers),
+        batch=limits.batch,
+        source=job.source.name,
+        source_sha256=sha256(job.source),
         metadata={
             p.key: p.value
             for p in model.metadata_props
             if p.key.startswith(PREFIX) or p.key == INPUTS_KEY
         },
-        command=command(shown, target, options, batch, length),
-        products=precision.count_products(built.layers),
-        target=options.target,
-        compute_capabilities=capabilities,
-        length=length,
+        command=command(job.shown, job.target, job.options, limits.batch, limits.length),
+        products=lowering.count_products(built.layers),
+        target=job.options.target,
+        compute_capabilities=job.capabilities,
+        length=limits.length,
     )
-    engine_metadata.write(target, issued)
-    if options.timing_cache is not None and built.timing_cache:
-        write_bytes(options.timing_cache, built.timing_cache)
-    return BuildReport(target, issued, built.warnings)
 
 
 def _read(source: Path) -> onnx.ModelProto:

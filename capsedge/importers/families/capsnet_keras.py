@@ -29,7 +29,7 @@ from capsedge.models.configs import (
     CapsNetConfig,
     CapsuleStackConfig,
     ModelConfig,
-    RoutedLayer,
+    RoutedLayerConfig,
     StemLayer,
 )
 
@@ -119,7 +119,7 @@ _WHOLE = {"Model", "Functional", "Sequential"}
 
 
 @dataclass(frozen=True)
-class _Layer:
+class _KerasLayer:
     """A layer.
 
     Attributes:
@@ -167,7 +167,7 @@ class _Layer:
         )
 
 
-def _chain(config: Mapping[str, Any]) -> list[_Layer]:
+def _chain(config: Mapping[str, Any]) -> list[_KerasLayer]:
     """The layers from the input to the output; empty if the configuration is not a chain of layers."""
     inner = config.get("config")
     if config.get("class_name") not in _WHOLE:
@@ -175,7 +175,7 @@ def _chain(config: Mapping[str, Any]) -> list[_Layer]:
     layers = inner.get("layers") if isinstance(inner, dict) else inner
     if not isinstance(layers, list):
         return []
-    found: list[_Layer] = []
+    found: list[_KerasLayer] = []
     counts: dict[str, int] = {}
     before = ""
     for layer in layers:
@@ -189,7 +189,7 @@ def _chain(config: Mapping[str, Any]) -> list[_Layer]:
             return []
         snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", kind).lower().replace("2_d", "2d")
         count = counts[snake] = counts.get(snake, -1) + 1
-        found.append(_Layer(kind, name, f"{snake}_{count}" if count else snake, values))
+        found.append(_KerasLayer(kind, name, f"{snake}_{count}" if count else snake, values))
         before = name
     return found
 
@@ -207,7 +207,7 @@ def _sources(nodes: Any, known: set[str]) -> Iterator[str]:
             rest += value
 
 
-def _input_of(layers: Sequence[_Layer]) -> tuple[int | None, int | None, int | None]:
+def _input_of(layers: Sequence[_KerasLayer]) -> tuple[int | None, int | None, int | None]:
     """Height, width and channels of the input; None for those that are free."""
     for layer in layers[:2]:
         shape = layer.values.get("batch_input_shape") or layer.values.get("batch_shape")
@@ -217,7 +217,7 @@ def _input_of(layers: Sequence[_Layer]) -> tuple[int | None, int | None, int | N
     return None, None, None
 
 
-def _weight_key(names: Mapping[str, Any], layer: _Layer, which: str, index: int) -> str | None:
+def _weight_key(names: Mapping[str, Any], layer: _KerasLayer, which: str, index: int) -> str | None:
     """The key of a layer's weight, by its name or its number."""
     for key in names:
         parts = key.split("/")
@@ -227,7 +227,7 @@ def _weight_key(names: Mapping[str, Any], layer: _Layer, which: str, index: int)
     return next((key for key in others if key in names), None)
 
 
-def _stem_layer(layer: _Layer, channels: int) -> StemLayer | None:
+def _stem_layer(layer: _KerasLayer, channels: int) -> StemLayer | None:
     """A layer before the capsules; None if it changes nothing.
 
     Raises:
@@ -269,7 +269,7 @@ def _stem_layer(layer: _Layer, channels: int) -> StemLayer | None:
     raise layer.refused("it is none of the layers that are known before capsules")
 
 
-def _activation(layer: _Layer) -> str:
+def _activation(layer: _KerasLayer) -> str:
     found = layer.values.get("activation") or "linear"
     if found not in ("linear", "relu", "tanh", "sigmoid"):
         raise layer.refused(f"its activation is {str(found)[:40]}")
@@ -333,20 +333,20 @@ def _configure_chain(
 
 
 def _layers(
-    stored: list[_Layer], channels: int, sizes: Sizes, notes: list[str]
-) -> tuple[list[StemLayer], int, list[RoutedLayer]]:
+    stored: list[_KerasLayer], channels: int, sizes: Sizes, notes: list[str]
+) -> tuple[list[StemLayer], int, list[RoutedLayerConfig]]:
     """The stem, the elements of its capsules, and the layers of capsules.
 
     Raises:
         UnsupportedModelError: a layer is not known.
     """
     layers: list[StemLayer] = []
-    routed: list[RoutedLayer] = []
+    routed: list[RoutedLayerConfig] = []
     dim = 0
     for k, layer in enumerate(stored):
         if layer.kind == "Capsule" and dim:
             routed.append(
-                RoutedLayer(
+                RoutedLayerConfig(
                     layer.number("num_capsule"), layer.number("dim_capsule"),
                     bool(layer.values.get("share_weights", layer.values.get("share_weight", True))),
                     layer.name,
@@ -397,7 +397,7 @@ def _key(
     weights: Mapping[str, Any], name: str, kind: str, count: int, which: str, index: int
 ) -> str:
     snake = {"conv": "conv2d", "norm": "batch_normalization", "Capsule": "capsule"}[kind]
-    stored = _Layer(kind, name, f"{snake}_{count}" if count else snake, {})
+    stored = _KerasLayer(kind, name, f"{snake}_{count}" if count else snake, {})
     key = _weight_key(weights, stored, which, index)
     if key is None:
         raise stored.refused(f"the file has no weight '{which}' of it")
@@ -425,7 +425,7 @@ def _stem_tensors(
         names = {"gamma": ones, "beta": 0 * ones, "moving_mean": None, "moving_variance": None}
         values = []
         for index, (which, default) in enumerate(names.items()):
-            key = _weight_key(weights, _Layer("", layer.name, layer.name, {}), which, -1)
+            key = _weight_key(weights, _KerasLayer("", layer.name, layer.name, {}), which, -1)
             if key is not None:
                 values.append(weights[key])
             elif default is not None and any(n.startswith(f"{layer.name}/") for n in weights):

@@ -25,7 +25,7 @@ Update = Literal["accumulate", "replace"]
 
 
 @dataclass(frozen=True)
-class Agreement:
+class AgreementRule:
     """How votes are routed; the attributes of ``DynamicRouting`` and ``VoteRouting``."""
 
     iterations: int
@@ -55,7 +55,7 @@ def checked(
     elementwise: bool,
     agreement_scale: float,
     epsilon: float,
-) -> Agreement:
+) -> AgreementRule:
     """The arguments of the public functions as attributes.
 
     Raises:
@@ -81,7 +81,7 @@ def checked(
         not (leaky and over_children),
         "leaky=True adds a parent to the softmax, which runs over the children here",
     )
-    return Agreement(
+    return AgreementRule(
         iterations, leaky, over_children, update == "replace", normalize, elementwise,
         float(agreement_scale), epsilon,
     )  # fmt: skip
@@ -140,7 +140,7 @@ def _per_image(
     return image_prior, mask
 
 
-def _couplings(logits: Tensor, how: Agreement) -> Tensor:
+def _couplings(logits: Tensor, how: AgreementRule) -> Tensor:
     if how.over_children:
         return logits.softmax(-2)
     if not how.leaky:
@@ -149,7 +149,7 @@ def _couplings(logits: Tensor, how: Agreement) -> Tensor:
     return torch.nn.functional.pad(logits, (1, 0)).softmax(-1)[..., 1:]
 
 
-def _squashed(s: Tensor, how: Agreement) -> Tensor:
+def _squashed(s: Tensor, how: AgreementRule) -> Tensor:
     if how.elementwise:
         return _squash(s.unsqueeze(-1), -1, how.epsilon).squeeze(-1)
     return _squash(s, -1, how.epsilon)
@@ -161,7 +161,7 @@ def route(
     bias: Tensor,
     image_prior: Tensor | None,
     mask: Tensor | None,
-    how: Agreement,
+    how: AgreementRule,
 ) -> tuple[Tensor, Tensor]:
     """Poses of the parents ``[N, J, P]`` and couplings ``[N, I, J]`` from votes ``[N, I, J, P]``.
 
@@ -212,7 +212,7 @@ def _define(
     agreement_scale: float,
     epsilon: float,
 ) -> tuple[Tensor, Tensor]:
-    how = Agreement(
+    how = AgreementRule(
         iterations, leaky, over_children, replace, normalize, elementwise, agreement_scale, epsilon
     )
     dtype = accumulation_dtype(u)
@@ -354,7 +354,7 @@ def _define_votes(
     epsilon: float,
 ) -> tuple[Tensor, Tensor]:
     dtype = accumulation_dtype(votes)
-    how = Agreement(
+    how = AgreementRule(
         iterations, leaky, over_children, replace, normalize, elementwise, agreement_scale, epsilon
     )
     votes = votes.expand(-1, -1, log_prior.shape[-1], -1)

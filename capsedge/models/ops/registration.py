@@ -1,4 +1,4 @@
-"""Register operators with PyTorch: definition, shapes, gradient, CUDA kernels, decomposition."""
+"""Register operators with PyTorch: definition, shapes, gradient, CUDA kernels, decomposition, records of calls."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from collections.abc import (
     Sequence,  # noqa: F401  torch looks names in the annotations of definitions up here
 )
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.library import CustomOpDef  # type: ignore[attr-defined]
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from capsedge.models.ops.fused import applies, register_fused
+from capsedge.spec.operators import OPERATORS
 
 
 def no_autocast(x: Tensor) -> AbstractContextManager[Any]:
@@ -45,7 +48,7 @@ def compiled() -> Iterator[None]:
         _compiling = before
 
 
-class Operator:
+class TorchOperator:
     """The operator ``capsedge::<name>``, or its compiled definition within ``compiled()``.
 
     Attributes:
@@ -72,7 +75,7 @@ class Operator:
 
 def register(
     name: str, definition: Callable[..., Any], fake: Callable[..., Any], tensor_count: int
-) -> Operator:
+) -> TorchOperator:
     """Register a definition as the operator ``capsedge::<name>``, with shapes and gradient.
 
     The votes are not kept between forward and backward: the definition runs again in backward, as with
@@ -124,7 +127,7 @@ def register(
     op.register_fake(fake)
     op.register_autograd(backward, setup_context=setup_context)
     schema = torch.library.infer_schema(forward, mutates_args=())
-    return Operator(op, register_fused(name, forward, fake, schema), definition)
+    return TorchOperator(op, register_fused(name, forward, fake, schema), definition)
 
 
 # --- Decompositions into ATen operators, for compilers that do not know ``capsedge`` ---
@@ -147,3 +150,47 @@ def decompositions() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
         getattr(torch.ops.capsedge, name).default: definition
         for name, definition in DEFINITIONS.items()
     }
+
+
+# --- Recording the routing operators while a module runs ---
+
+_NAMES = {o.torch: o.name for o in OPERATORS.values() if o.routes and o.torch}
+
+
+@dataclass(frozen=True)
+class RoutingCall:
+    """One call of a routing operator: its ONNX type, arguments and outputs."""
+
+    operator: str
+    args: tuple[Any, ...]
+    outputs: tuple[Tensor, ...]
+
+    @property
+    def weight(self) -> Tensor | None:
+        """The routing weight; None where votes are given."""
+        place = OPERATORS[self.operator].weight
+        return self.args[place] if place else None
+
+
+class RoutingCalls(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records every routing operator that is called.
+
+    Attributes:
+        calls: the calls, in order.
+        outputs: the first output of each.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls: list[RoutingCall] = []
+
+    @property
+    def outputs(self) -> list[Tensor]:
+        return [call.outputs[0] for call in self.calls]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func.namespace == "capsedge" and isinstance(result, tuple):
+            name = _NAMES[func._opname]
+            self.calls.append(RoutingCall(name, args, result))
+        return result

@@ -16,7 +16,7 @@ from capsedge.spec.operators import OPERATORS
 
 
 @dataclass(frozen=True)
-class Iterations:
+class UnrolledIterations:
     """The values of ``T`` iterations, stacked after the operator's batch axis.
 
     Dense layers have no ``H', W'``. ``distances``, ``activations`` and ``children`` are those of EM routing.
@@ -39,7 +39,7 @@ class Iterations:
     children: Tensor | None = None
 
 
-def unroll(operator: str, args: tuple[Any, ...]) -> Iterations:
+def unroll(operator: str, args: tuple[Any, ...]) -> UnrolledIterations:
     """All iterations of one call of a routing operator.
 
     Each is computed by running the operator's own definition with that many iterations.
@@ -56,15 +56,15 @@ def _agreement(v: Tensor, poses: Tensor) -> Tensor:
     return (v * poses.unsqueeze(-3)).sum(-1)
 
 
-def _stacked(v: Tensor, results: list[tuple[Tensor, Tensor]]) -> Iterations:
-    return Iterations(
+def _stacked(v: Tensor, results: list[tuple[Tensor, Tensor]]) -> UnrolledIterations:
+    return UnrolledIterations(
         torch.stack([c for _, c in results], 1),
         torch.stack([pose for pose, _ in results], 1),
         torch.stack([_agreement(v, pose) for pose, _ in results], 1),
     )
 
 
-def _dynamic(operator: str, args: tuple[Any, ...]) -> Iterations:
+def _dynamic(operator: str, args: tuple[Any, ...]) -> UnrolledIterations:
     spec = OPERATORS[operator]
     function, at = getattr(torch.ops.capsedge, spec.torch), len(spec.inputs)
     results = [function(*args[:at], t, *args[at + 1 :]) for t in range(1, args[at] + 1)]
@@ -72,12 +72,12 @@ def _dynamic(operator: str, args: tuple[Any, ...]) -> Iterations:
     return _stacked(v, results)
 
 
-def _self_attention(operator: str, args: tuple[Any, ...]) -> Iterations:
+def _self_attention(operator: str, args: tuple[Any, ...]) -> UnrolledIterations:
     result = torch.ops.capsedge.self_attention_routing(*args)
     return _stacked(dense_votes(args[0], args[1]), [result])
 
 
-def _attention(operator: str, args: tuple[Any, ...]) -> Iterations:
+def _attention(operator: str, args: tuple[Any, ...]) -> UnrolledIterations:
     pose, _, weight, _, _, strides, matrix_pose = args[:7]
     m, k, out = weight.shape[3:]
     children = windows(pose.to(accumulation_dtype(pose)), tuple(weight.shape[:2]), strides)
@@ -85,7 +85,7 @@ def _attention(operator: str, args: tuple[Any, ...]) -> Iterations:
     return _stacked(v, [torch.ops.capsedge.attention_routing(*args)])
 
 
-def _em(operator: str, args: tuple[Any, ...]) -> Iterations:
+def _em(operator: str, args: tuple[Any, ...]) -> UnrolledIterations:
     spec = OPERATORS[operator]
     function, at = getattr(torch.ops.capsedge, spec.torch), len(spec.inputs)
     inputs, (iterations, strides, temperatures, *others) = args[:at], args[at:]
@@ -100,7 +100,7 @@ def _em(operator: str, args: tuple[Any, ...]) -> Iterations:
     v, kernel, strides = gaussian_votes(pose, weight, added, strides, shared)
     acting = acting_children(a, kernel, strides, epsilon if normalized else None)
     kept = results[:-1]
-    return Iterations(
+    return UnrolledIterations(
         torch.stack([r for _, _, r in kept], 1),
         torch.stack([pose for pose, _, _ in kept], 1),
         torch.stack([r for _, _, r in results[1:]], 1),
@@ -110,7 +110,7 @@ def _em(operator: str, args: tuple[Any, ...]) -> Iterations:
     )
 
 
-_UNROLL: dict[str, Callable[[str, tuple[Any, ...]], Iterations]] = {
+_UNROLL: dict[str, Callable[[str, tuple[Any, ...]], UnrolledIterations]] = {
     "DynamicRouting": _dynamic,
     "VoteRouting": _dynamic,
     "EMRouting": _em,

@@ -28,8 +28,8 @@ from capsedge.models.training.train_options import TrainOptions
 from capsedge.models.training.transfer import shared_weights
 from capsedge.options import takes
 from capsedge.runtime.files import reading
+from capsedge.runtime.origin import TrainingSplit
 from capsedge.runtime.progress import Progress, silent
-from capsedge.runtime.training_split import TrainingSplit
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -92,38 +92,140 @@ def train(
         >>> trained = capsedge.train("flowers/", "run/", epochs=3)
         >>> trained.checkpoint, trained.test_accuracy
     """
-    data, folder = Path(data), Path(folder)
-    model, size, limit, patience = options.model, options.size, options.limit, options.patience
+    job = _job(Path(data), Path(folder), options)
+    sets = _read(job, log)
+    job = _fitted(job, sets, log)
+    log(f"{job.model}: {sets.counted}")
+    if job.initial is not None and not options.resume:
+        log(_started(job.config, job.initial))
+    model = train_epochs(
+        job.config,
+        job.recipe,
+        sets.training,
+        sets.measured,
+        job.folder,
+        initial=job.initial,
+        resume=options.resume,
+        training_split=sets.rule,
+        device=options.device,
+        progress=progress,
+        epoch_done=epoch_done,
+    )
+    return _finished(job, sets, model, log)
+
+
+# --- 1. The job ---
+
+
+@dataclass(frozen=True)
+class _TrainingJob:
+    """What to train.
+
+    Attributes:
+        data: the name or folder of the images.
+        folder: the folder to write into.
+        options: as for `train`.
+        model: name of the model, or its checkpoint.
+        config, recipe: how it is built and trained.
+        fits_data: whether classes and preprocessing follow the data, not the model.
+        initial: the network that it starts from; None for random weights.
+    """
+
+    data: Path
+    folder: Path
+    options: TrainOptions
+    model: str
+    config: ModelConfig
+    recipe: Recipe
+    fits_data: bool
+    initial: CapsuleModel | None
+
+
+def _job(data: Path, folder: Path, options: TrainOptions) -> _TrainingJob:
+    """What the names mean; no image of ``data`` is read yet."""
     recipe = _recipe(options)
     initial = load_checkpoint(find_checkpoint_of(options.init)) if options.init else None
-    if model is None and options.init is not None:
-        model = options.init
-    elif model is None:
+    model, size = options.model or options.init, options.size
+    if model is None:
         model, usual = user_images.default_model(data)
         size = size or usual
-    given = _shape(model)
-    config = user_images.fitted(given, data, size)
+    usual_config = _shape(model)
+    config = user_images.fitted(usual_config, data, size)
     _check_size(config)
     if options.iterations is not None:
         config = config.replace(iterations=options.iterations)
     if options.threads:
         torch.set_num_threads(options.threads)
+    fits_data = (
+        config.preprocessing != usual_config.preprocessing
+        or config.class_names != usual_config.class_names
+    )
+    if fits_data and recipe.pairs == "none":  # a folder gives each image one class
+        config = config.replace(task="single-label")
+    return _TrainingJob(data, folder, options, model, config, recipe, fits_data, initial)
+
+
+# --- 2. The images ---
+
+
+@dataclass(frozen=True)
+class _Sets:
+    """Images without overlap.
+
+    Attributes:
+        measured: those on which the accuracy is measured after every epoch; None for the training images.
+        test: those for the end; None if the data has none.
+        rule: what was held out, and how.
+        divides: whether the data has no splits of its own.
+    """
+
+    training: ImageSet
+    measured: ImageSet | None
+    test: ImageSet | None
+    rule: TrainingSplit
+    divides: bool
+
+    @property
+    def counted(self) -> str:
+        """The number of images in each split, in words."""
+        others = [self.measured, None if self.test is self.measured else self.test]
+        sets = [f"{len(each)} {each.split} images" for each in others if each is not None]
+        return ", ".join([f"{len(self.training)} training images", *sets])
+
+
+def _read(job: _TrainingJob, log: Callable[[str], None]) -> _Sets:
+    """Read the images, and divide those without splits.
+
+    Raises:
+        UsageError: there are none, they are too few, or they do not fit.
+    """
+    data, config, limit = job.data, job.config, job.options.limit
     training = read_split(data, "train", config.preprocessing, limit)
-    own = config.preprocessing != given.preprocessing or config.class_names != given.class_names
-    if own:
-        if recipe.pairs == "none":  # a folder gives each image one class
-            config = config.replace(task="single-label")
+    if job.fits_data:
         user_images.check_classes(config.class_names, training, log)
-    measured = test = _held_out(data, config, limit, log)
-    divides = bool(class_names(data)) or test is None
-    if divides:
-        training, validation, test, rule = _divided(
-            data, config, limit, training, test, recipe.seed, log
-        )
-        measured = validation if len(validation) else None
-    else:
-        rule = rule_of(training, config.classes, {}, recipe.seed)
-    if own:
+    test = _held_out(data, config, limit, log)
+    if not class_names(data) and test is not None:
+        rule = rule_of(training, config.classes, {}, job.recipe.seed)
+        return _Sets(training, test, test, rule, divides=False)
+    training, validation, test, rule = _divided(
+        data, config, limit, training, test, job.recipe.seed, log
+    )
+    return _Sets(training, validation if len(validation) else None, test, rule, divides=True)
+
+
+# --- 3. Configuration and recipe for these images ---
+
+
+def _fitted(job: _TrainingJob, sets: _Sets, log: Callable[[str], None]) -> _TrainingJob:
+    """The job with mean and deviation, batch and patience by the images.
+
+    Raises:
+        UsageError: patience is set, and there are no validation images.
+    """
+    config, recipe, patience = job.config, job.recipe, job.options.patience
+    training, measured = sets.training, sets.measured
+    if job.fits_data:
+        initial = job.initial
         if (
             initial is not None
             and initial.config.preprocessing.channels == training.images.shape[3]
@@ -132,7 +234,7 @@ def train(
         else:
             config = user_images.normalized(config, training.images)
         log(_described(config))
-    if divides and recipe.batch > len(training):
+    if sets.divides and recipe.batch > len(training):
         recipe = replace(recipe, batch=max(1, len(training) // 8))
         log(f"batches of {recipe.batch}: there are {len(training)} training images")
     if measured is not None and measured.split == "validation":
@@ -140,34 +242,28 @@ def train(
         recipe = replace(recipe, patience=least if patience is None else patience)
     elif patience:
         raise UsageError(
-            f"--patience does not apply to {data}.",
+            f"--patience does not apply to {job.data}.",
             "Training ends early by the accuracy on validation images, which it does not have.",
             "Leave it out.",
         )
-    apart = [each for each in (measured, None if test is measured else test) if each is not None]
-    log(f"{model}: {_counted(training, apart)}")
-    if initial is not None and not options.resume:
-        log(_started(config, initial))
-    trained = train_epochs(
-        config,
-        recipe,
-        training,
-        measured,
-        folder,
-        initial=initial,
-        resume=options.resume,
-        training_split=rule,
-        device=options.device,
-        progress=progress,
-        epoch_done=epoch_done,
-    )
-    checkpoint = folder / MODEL
-    done = len((folder / HISTORY).read_text().splitlines())
-    if done < recipe.epochs:
-        log(f"stopped after epoch {done}: accuracy did not improve in the last {recipe.patience}")
-    if not divides or test is None or not len(test) or recipe.pairs != "none":
+    return replace(job, config=config, recipe=recipe)
+
+
+# --- 4. The end ---
+
+
+def _finished(
+    job: _TrainingJob, sets: _Sets, model: CapsuleModel, log: Callable[[str], None]
+) -> Trained:
+    """Measure the trained model on test images that were not measured on before."""
+    checkpoint, test = job.folder / MODEL, sets.test
+    done = len((job.folder / HISTORY).read_text().splitlines())
+    if done < job.recipe.epochs:
+        waited = job.recipe.patience
+        log(f"stopped after epoch {done}: accuracy did not improve in the last {waited}")
+    if not sets.divides or test is None or not len(test) or job.recipe.pairs != "none":
         return Trained(checkpoint)
-    accuracy = _report(trained, test, folder, log)
+    accuracy = _report(model, test, job.folder, log)
     return Trained(checkpoint, accuracy, len(test), test.described)
 
 
@@ -198,12 +294,6 @@ def _started(config: ModelConfig, initial: CapsuleModel) -> str:
     taken = sum(sizes.get(name, 0) for name in shared_weights(config, initial))
     rest = "" if taken == sum(sizes.values()) else "; the others start at random"
     return f"{taken:,} of {sum(sizes.values()):,} parameters are trained further{rest}"
-
-
-def _counted(training: ImageSet, apart: list[ImageSet]) -> str:
-    """The number of images in each split, in words."""
-    sets = [f"{len(each)} {each.split} images" for each in apart]
-    return ", ".join([f"{len(training)} training images", *sets])
 
 
 def _report(model: CapsuleModel, test: ImageSet, folder: Path, log: Callable[[str], None]) -> float:

@@ -28,16 +28,16 @@ class _Device(ctypes.Structure):
     _fields_ = (("kind", ctypes.c_int32), ("number", ctypes.c_int32))
 
 
-class _Type(ctypes.Structure):
+class _DLDataType(ctypes.Structure):
     _fields_ = (("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16))
 
 
-class _Tensor(ctypes.Structure):
+class _DLTensor(ctypes.Structure):
     _fields_ = (
         ("data", ctypes.c_void_p),
         ("device", _Device),
         ("rank", ctypes.c_int32),
-        ("type", _Type),
+        ("type", _DLDataType),
         ("shape", ctypes.POINTER(ctypes.c_int64)),
         ("strides", ctypes.POINTER(ctypes.c_int64)),
         ("offset", ctypes.c_uint64),
@@ -49,7 +49,7 @@ class _Managed(ctypes.Structure):
 
 
 _Deleter = ctypes.CFUNCTYPE(None, ctypes.POINTER(_Managed))
-_Managed._fields_ = (("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", _Deleter))
+_Managed._fields_ = (("tensor", _DLTensor), ("context", ctypes.c_void_p), ("deleter", _Deleter))
 
 _python = ctypes.pythonapi
 _new = _python.PyCapsule_New
@@ -144,11 +144,11 @@ class DeviceArray:
         shape = (ctypes.c_int64 * len(self.shape))(*self.shape)
         element = np.dtype(self.dtype)
         managed = _Managed(
-            tensor=_Tensor(
+            tensor=_DLTensor(
                 data=self.address,
                 device=_Device(*self.__dlpack_device__()),
                 rank=len(self.shape),
-                type=_Type(_KINDS[element.kind], 8 * element.itemsize, 1),
+                type=_DLDataType(_KINDS[element.kind], 8 * element.itemsize, 1),
                 shape=shape,
             ),
             deleter=_give_back,

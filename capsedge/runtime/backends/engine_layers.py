@@ -33,7 +33,7 @@ _PRODUCT_KERNEL = re.compile(r"xmma|cutlass|implicit_gemm|fprop", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class Layer:
+class EngineLayer:
     """A layer of an engine.
 
     Attributes:
@@ -78,7 +78,7 @@ class Layer:
         return {kind for kind in self.inputs if kind != UNKNOWN} or set(self.weights)
 
 
-def from_inspector(information: str) -> list[Layer]:
+def from_inspector(information: str) -> list[EngineLayer]:
     """The layers in the JSON of TensorRT's engine inspector.
 
     Raises:
@@ -101,12 +101,12 @@ def from_inspector(information: str) -> list[Layer]:
     return [_from_mapping(layer) for layer in found]
 
 
-def _from_mapping(layer: Mapping[str, Any]) -> Layer:
+def _from_mapping(layer: Mapping[str, Any]) -> EngineLayer:
     kinds = [str(layer.get(key, "")) for key in ("LayerType", "ParameterType")]
     weights = layer.get("Weights")
     constants = [weights] if isinstance(weights, Mapping) else []
     constants += [c for c in layer.get("Constants") or () if isinstance(c, Mapping)]
-    return Layer(
+    return EngineLayer(
         name=str(layer.get("Name", "")),
         kind=" ".join(kind for kind in kinds if kind),
         inputs=tuple(_type_of(tensor) for tensor in layer.get("Inputs") or ()),
@@ -126,7 +126,7 @@ def _type_of(tensor: object) -> str:
     return UNKNOWN
 
 
-def from_log(lines: Iterable[str]) -> list[Layer]:
+def from_log(lines: Iterable[str]) -> list[EngineLayer]:
     """The layers in messages of the verbose log that begin with one of `HEADS`.
 
     Two forms are known: that of TensorRT-RTX (``Name: .., LayerType: .., Inputs: [ {..} ]``) and that of
@@ -146,7 +146,7 @@ _KERNEL = re.compile(r"TacticName: (?P<kernel>[^,]*)")
 _METADATA = re.compile(r", Metadata: (?P<words>.*)")
 
 
-def _from_fields(line: str) -> Layer | None:
+def _from_fields(line: str) -> EngineLayer | None:
     head = _FIELDS.match(line)
     if head is None:
         return None
@@ -158,7 +158,7 @@ def _from_fields(line: str) -> Layer | None:
         )
 
     kernel, metadata = _KERNEL.search(line), _METADATA.search(line)
-    return Layer(
+    return EngineLayer(
         head["name"],
         head["kind"].strip(),
         types("Inputs"),
@@ -185,7 +185,7 @@ _ARROW = re.compile(r".*?Layer\((?P<kind>\w+)\): (?P<name>.*?), Tactic: \w+, (?P
 _SHAPED = re.compile(rf"[\[(]({'|'.join(_WORDS)})[\[(][-\d,:? ]*[\])][\])]", re.IGNORECASE)
 
 
-def _from_arrow(line: str) -> Layer | None:
+def _from_arrow(line: str) -> EngineLayer | None:
     found = _ARROW.match(line)
     if found is None:
         return None
@@ -194,10 +194,10 @@ def _from_arrow(line: str) -> Layer | None:
     def types(side: str) -> tuple[str, ...]:
         return tuple(_WORDS[word[1].upper()] for word in _SHAPED.finditer(side))
 
-    return Layer(found["name"], found["kind"], types(before), types(after))
+    return EngineLayer(found["name"], found["kind"], types(before), types(after))
 
 
-def fill(layers: Sequence[Layer], other: Iterable[Layer]) -> list[Layer]:
+def fill(layers: Sequence[EngineLayer], other: Iterable[EngineLayer]) -> list[EngineLayer]:
     """Layers whose unknown types are taken from the layers of the same name in another source.
 
     If the first source has no layers, those of the other are returned.
@@ -206,7 +206,7 @@ def fill(layers: Sequence[Layer], other: Iterable[Layer]) -> list[Layer]:
     if not layers:
         return list(named.values())
 
-    def filled(layer: Layer) -> Layer:
+    def filled(layer: EngineLayer) -> EngineLayer:
         more = named.get(layer.name)
         if more is None or (layer.inputs + layer.outputs and all(layer.inputs + layer.outputs)):
             return layer
@@ -224,6 +224,6 @@ def _better(mine: tuple[str, ...], others: tuple[str, ...]) -> tuple[str, ...]:
     return mine if mine and all(mine) else others or mine
 
 
-def computing(layers: Iterable[Layer]) -> Iterator[Layer]:
+def computing(layers: Iterable[EngineLayer]) -> Iterator[EngineLayer]:
     """The layers that do arithmetic."""
     return (layer for layer in layers if not layer.moves)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from capsedge.errors import EnvironmentProblem, UsageError
+from capsedge.spec.version import VERSION
 
 if TYPE_CHECKING:
     from capsedge.runtime.onnx_file.summary import OnnxSummary
@@ -131,15 +132,13 @@ def _known_operators(path: Path, summary: OnnxSummary) -> None:
     """
     if not summary.unknown_operators:
         return
-    from capsedge import __version__
-
     ours = summary.producer == "capsedge" and _VERSION.fullmatch(summary.producer_version)
     wrote = f"The file was written by capsedge {summary.producer_version}. " if ours else ""
     wanted = f"'capsedge>={summary.producer_version}'" if ours else "capsedge"
     raise EnvironmentProblem(
         f"{path} needs operators that this version of capsedge does not have: "
         f"{', '.join(summary.unknown_operators)}.",
-        f"{wrote}This is capsedge {__version__}, and the nodes have no function bodies that could "
+        f"{wrote}This is capsedge {VERSION}, and the nodes have no function bodies that could "
         "run instead.",
         f"Install a later version, `pip install --upgrade {wanted}`, or export the file again with "
         "`capsedge export --ops auto`, which writes the bodies.",

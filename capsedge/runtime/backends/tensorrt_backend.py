@@ -34,7 +34,7 @@ from capsedge.runtime.backends.device_array import (
     check_writable,
     device_array,
 )
-from capsedge.runtime.backends.tensorrt_engine import LoadedEngine, Sizes
+from capsedge.runtime.backends.tensorrt_engine import EngineSizes, LoadedEngine
 from capsedge.runtime.backends.tensorrt_slots import CONTEXTS, Capturing, Slot, Slots
 from capsedge.runtime.engine_metadata import EngineMetadata
 from capsedge.runtime.runtime_options import RuntimeOptions
@@ -229,7 +229,7 @@ class TensorRTBackend:
             release=lambda: cuda.when_allowed(free),
         )  # fmt: skip
 
-    def _sizes_of(self, feeds: Feeds) -> Sizes:
+    def _sizes_of(self, feeds: Feeds) -> EngineSizes:
         """The sizes of a call.
 
         Raises:
@@ -237,7 +237,7 @@ class TensorRTBackend:
         """
         return self._sizes({name: array.shape for name, array in feeds.items()})
 
-    def _sizes(self, shapes: Mapping[str, tuple[int, ...]]) -> Sizes:
+    def _sizes(self, shapes: Mapping[str, tuple[int, ...]]) -> EngineSizes:
         """The sizes of a call, which the engine was built for."""
         batches, lengths = set[int](), set[int]()
         for port in self.inputs:
@@ -257,7 +257,7 @@ class TensorRTBackend:
                 f"{self._path} was built for {low.length} to {high.length}.",
                 "Cut longer inputs and pad shorter ones, or build the engine with another `--length`.",
             )
-        return Sizes((batches or {high.batch}).pop(), (lengths or {high.length}).pop())
+        return EngineSizes((batches or {high.batch}).pop(), (lengths or {high.length}).pop())
 
 
 def _outside(sizes: set[int], low: int, high: int) -> str:
@@ -278,7 +278,9 @@ def _read(address: int, port: Port, shape: tuple[int, ...]) -> NDArray[Any]:
 
 
 @contextmanager
-def profiled_engine(engine: LoadedEngine, feeds: Feeds, sizes: Sizes) -> Iterator[ProfiledEngine]:
+def profiled_engine(
+    engine: LoadedEngine, feeds: Feeds, sizes: EngineSizes
+) -> Iterator[ProfiledEngine]:
     """An engine on inputs, in memory and on a stream separate from those of calls.
 
     Args:
@@ -302,7 +304,7 @@ def profiled_engine(engine: LoadedEngine, feeds: Feeds, sizes: Sizes) -> Iterato
 class ProfiledEngine:
     """An engine with and without TensorRT's profiler: `ProfiledRuns`."""
 
-    def __init__(self, engine: LoadedEngine, slot: Slot, sizes: Sizes) -> None:
+    def __init__(self, engine: LoadedEngine, slot: Slot, sizes: EngineSizes) -> None:
         self._engine, self._slot, self._sizes = engine, slot, sizes
         self._contexts = [engine.new_context(slot.scratch) for _ in range(2)]
         for context in self._contexts:

@@ -15,7 +15,7 @@ from capsedge.runtime import engine_metadata as metadata_files
 from capsedge.runtime.backends import engine_layers
 from capsedge.runtime.backends.backend import Port
 from capsedge.runtime.backends.cuda import Cuda, load_cuda
-from capsedge.runtime.backends.engine_layers import Layer
+from capsedge.runtime.backends.engine_layers import EngineLayer
 from capsedge.runtime.backends.tensorrt_library import (
     check_machine,
     load_plugin,
@@ -36,7 +36,7 @@ _DTYPES = {
 }
 
 
-class Sizes(NamedTuple):
+class EngineSizes(NamedTuple):
     """The sizes of a call that an engine leaves free.
 
     Attributes:
@@ -74,7 +74,7 @@ class LoadedEngine:
         self.path, self.device = path, device
         self.engine_metadata = metadata_files.read(path)
         batch, length = self.engine_metadata.batch, self.engine_metadata.length or (0, 0, 0)
-        self.smallest, self.best, self.largest = map(Sizes, batch, length)
+        self.smallest, self.best, self.largest = map(EngineSizes, batch, length)
         self._trt = trt = import_for(self.engine_metadata.target)
         self.cuda: Cuda = load_cuda()
         plugin = check_machine(path, self.engine_metadata, trt, self.cuda, device)
@@ -124,7 +124,7 @@ class LoadedEngine:
         return tuple(inputs), tuple(outputs)
 
     @staticmethod
-    def shape(port: Port, sizes: Sizes) -> tuple[int, ...]:
+    def shape(port: Port, sizes: EngineSizes) -> tuple[int, ...]:
         """The shape of an input in a call."""
         free = (sizes.batch, *[sizes.length] * len(port.shape))
         return tuple(
@@ -136,7 +136,7 @@ class LoadedEngine:
         """The size of an input or output that has this shape."""
         return math.prod(shape) * np.dtype(port.dtype).itemsize
 
-    def layers(self, sizes: Sizes) -> list[Layer]:
+    def layers(self, sizes: EngineSizes) -> list[EngineLayer]:
         """TensorRT's description of the layers in a call of these sizes.
 
         Raises:
@@ -194,7 +194,7 @@ class LoadedEngine:
             context.set_device_memory(scratch, self.scratch)
         return context
 
-    def infer(self, context: Any, sizes: Sizes) -> Shapes:
+    def infer(self, context: Any, sizes: EngineSizes) -> Shapes:
         """Set a context to the sizes of a call; returns the shapes of all inputs and outputs.
 
         Raises:
@@ -215,7 +215,11 @@ class LoadedEngine:
         }
 
     def bind(
-        self, context: Any, sizes: Sizes, addresses: Mapping[str, int], room: Mapping[str, int]
+        self,
+        context: Any,
+        sizes: EngineSizes,
+        addresses: Mapping[str, int],
+        room: Mapping[str, int],
     ) -> Shapes:
         """Set a context to the sizes of a call and to buffers.
 

@@ -14,7 +14,7 @@ from capsedge.errors import ArtefactError, EnvironmentProblem
 from capsedge.runtime.backends.cuda import Cuda, device_name, driver_version
 from capsedge.runtime.backends.engine_layers import HEADS as LAYER_LISTS
 from capsedge.runtime.backends.native_library import named_or_installed
-from capsedge.runtime.engine_metadata import EngineMetadata, Machine, check
+from capsedge.runtime.engine_metadata import BuildMachine, EngineMetadata, check
 from capsedge.spec.operators import DOMAIN, OPERATORS, PLUGIN_VERSION
 
 OLDEST = (10, 3)
@@ -210,14 +210,14 @@ def check_machine(
     return plugin
 
 
-def this_machine(trt: Any, cuda: Cuda, device: int) -> Machine:
+def this_machine(trt: Any, cuda: Cuda, device: int) -> BuildMachine:
     """The properties of this machine that engines depend on; ``cuda`` is the newest that the driver supports.
 
     Raises:
         EnvironmentProblem: there is no GPU.
     """
     cuda.check_device(device)
-    return Machine(
+    return BuildMachine(
         tensorrt=trt.__version__,
         cuda=cuda.driver_version(),
         gpu=device_name(device),

@@ -16,7 +16,7 @@ from typing import Any
 
 from capsedge.errors import EnvironmentProblem, UsageError
 from capsedge.runtime.backends.backend import NOT_REQUESTED
-from capsedge.runtime.backends.tensorrt_engine import LoadedEngine, Shapes, Sizes
+from capsedge.runtime.backends.tensorrt_engine import EngineSizes, LoadedEngine, Shapes
 
 CONTEXTS = 4  # calls at the same time; more keep no GPU busier and cost memory
 GRAPHS = 8  # sizes per slot whose graphs are kept
@@ -24,7 +24,7 @@ _ATTEMPTS = 3  # to capture; another library may free memory in the middle of on
 
 
 @dataclass
-class Bound:
+class BoundSlots:
     """A context set to the sizes of a call.
 
     Attributes:
@@ -68,7 +68,7 @@ class Slot:
     def __init__(self, engine: LoadedEngine) -> None:
         cuda = engine.cuda
         self._engine = engine
-        self._bound: OrderedDict[Sizes, Bound] = OrderedDict()  # latest used last
+        self._bound: OrderedDict[EngineSizes, BoundSlots] = OrderedDict()  # latest used last
         self.scratch = 0
         self.device: dict[str, int] = {}
         self.host: dict[str, int] = {}
@@ -107,7 +107,7 @@ class Slot:
         with suppress(EnvironmentProblem):
             cuda.destroy_stream(self.stream)
 
-    def execute(self, bound: Bound, capturing: Capturing) -> None:
+    def execute(self, bound: BoundSlots, capturing: Capturing) -> None:
         """Enqueue the inference on the stream.
 
         The first run of some sizes uses no graph, as TensorRT requires; the second is captured, and later
@@ -133,7 +133,7 @@ class Slot:
         else:
             engine.enqueue(bound.context, self.stream)
 
-    def bind(self, sizes: Sizes) -> Bound:
+    def bind(self, sizes: EngineSizes) -> BoundSlots:
         """The context for the sizes of a call: that set to them, a new one, or the least recently used one.
 
         Raises:
@@ -155,7 +155,7 @@ class Slot:
                 cuda.destroy_graph(oldest.graph)
             context = oldest.context
         shapes = self._engine.bind(context, sizes, self.device, self.room)
-        bound = self._bound[sizes] = Bound(context, shapes)
+        bound = self._bound[sizes] = BoundSlots(context, shapes)
         return bound
 
 

@@ -31,7 +31,7 @@ class Split(NamedTuple):
     tables: dict[str, NDArray[np.generic]]
 
 
-class _Tensor(NamedTuple):
+class _LargeTensor(NamedTuple):
     name: str
     table: NDArray[np.generic]
     without: bytes
@@ -114,7 +114,7 @@ def _reads(wire: Wire, start: int, end: int) -> tuple[set[str], set[str]]:
     return looked_up, others
 
 
-def _tensor(wire: Wire, start: int, end: int) -> _Tensor | None:
+def _tensor(wire: Wire, start: int, end: int) -> _LargeTensor | None:
     """A tensor stored as raw bytes, without those bytes; None for any other."""
     sizes: list[int] = []
     name, element, raw = "", 0, (0, 0)
@@ -153,4 +153,4 @@ def _tensor(wire: Wire, start: int, end: int) -> _Tensor | None:
             number_field(onnx_wire.TENSOR_LOCATION, _EXTERNAL),
         )
     )
-    return _Tensor(name, flat.view(dtype).reshape(sizes), without)
+    return _LargeTensor(name, flat.view(dtype).reshape(sizes), without)

@@ -106,8 +106,8 @@ def find_not_finite_in(path: Path) -> list[NotFinite]:
         return []
 
 
-def _read(data: bytes) -> _Reader:
-    reader = _Reader(data)
+def _read(data: bytes) -> _StoredReader:
+    reader = _StoredReader(data)
     try:
         reader.walk(MODEL, 0, len(data))
     except (Malformed, UnicodeDecodeError) as error:
@@ -119,7 +119,7 @@ def _read(data: bytes) -> _Reader:
     return reader
 
 
-class _Reader(Walker):
+class _StoredReader(Walker):
     """Notes where tensors stand, and which of them are weights of a layer."""
 
     visited: ClassVar[Mapping[str, frozenset[int]]] = {

@@ -137,7 +137,7 @@ def structure_of(data: bytes, path: str = "the model") -> Structure:
     """
     summary = summarize(data, path)
     try:
-        graph, functions = _Reader(data).read()
+        graph, functions = _StructureReader(data).read()
     except (Malformed, UnicodeDecodeError) as error:
         raise ArtefactError(
             f"{path} is not a complete ONNX file.",
@@ -156,7 +156,7 @@ def structure_of(data: bytes, path: str = "the model") -> Structure:
     )
 
 
-class _Reader(Wire):
+class _StructureReader(Wire):
     """Reads files that `summarize` has accepted."""
 
     def read(self) -> tuple[Graph, list[Graph]]:

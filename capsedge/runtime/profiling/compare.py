@@ -26,7 +26,7 @@ from capsedge.runtime.files.writing import temporary_folder
 from capsedge.runtime.machine import installed_version
 from capsedge.runtime.profiling.startup import WORKER, Worker, write_inputs
 from capsedge.runtime.profiling.timing import Statistics, summarize
-from capsedge.runtime.profiling.worker import Limits, Specification
+from capsedge.runtime.profiling.worker import RunLimits, Specification
 from capsedge.runtime.progress import Progress, silent
 from capsedge.runtime.result_summary import distinct_names
 
@@ -104,7 +104,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class SpeedComparison:
     """Entrants that took turns on the same inputs."""
 
     batch: int
@@ -212,7 +212,7 @@ class _Turn:
                 f"(tolerance {self.entrant.tolerance:g})"
             )
 
-    def run(self, limits: Limits) -> None:
+    def run(self, limits: RunLimits) -> None:
         assert self.worker is not None
         time.sleep(PAUSE)
         seconds, memory = self.worker.round(limits)
@@ -239,12 +239,12 @@ class _Turn:
 def compare(
     entrants: Sequence[Entrant],
     feeds: Feeds,
-    limits: Limits,
+    limits: RunLimits,
     progress: Progress = silent,
     *,
     rounds: int = ROUNDS,
     keep_going: bool = False,
-) -> Comparison:
+) -> SpeedComparison:
     """Check parity, then measure in turns.
 
     Args:
@@ -284,12 +284,14 @@ def compare(
         for number in range(rounds):
             progress(f"round {number + 1} of {rounds}")
             warmup = TURN_WARMUP if number else limits.warmup
-            turn_limits = Limits(warmup, limits.duration / rounds, -(-limits.iterations // rounds))
+            turn_limits = RunLimits(
+                warmup, limits.duration / rounds, -(-limits.iterations // rounds)
+            )
             for turn in turns:
                 attempt(turn, partial(turn.run, turn_limits))
         names = distinct_names([Path(turn.entrant.specification.model) for turn in turns])
         entries = tuple(turn.entry(name) for turn, name in zip(turns, names, strict=True))
-    return Comparison(batch, entrants[0].specification.threads, rounds, entries)
+    return SpeedComparison(batch, entrants[0].specification.threads, rounds, entries)
 
 
 def _comparable(actual: Mapping[str, NDArray[Any]], expected: Mapping[str, NDArray[Any]]) -> bool:

@@ -134,7 +134,7 @@ MOST_RUNS = 400  # maximum number of runs of the profiled session, whose events 
 
 
 @dataclass(frozen=True)
-class Operator:
+class TimedOperator:
     """One operator of the executed graph.
 
     Attributes:
@@ -191,7 +191,7 @@ class OperatorTimes:
         spans: the operators of a few runs.
     """
 
-    operators: list[Operator] = field(default_factory=list)
+    operators: list[TimedOperator] = field(default_factory=list)
     median_ms: float = 0.0
     sum_ms: float = 0.0
     call_ms: float = 0.0
@@ -326,13 +326,13 @@ def _operator(
     taken: float,
     total: float,
     peaks: Peaks | None,
-) -> Operator:
+) -> TimedOperator:
     """One operator: the microseconds taken, of the total, against what the machine could do."""
     attainable, bound = None, ""
     if peaks is not None and spent is not None and spent.known:
         compute, memory = spent.operations / peaks.operations, spent.bytes / peaks.bandwidth
         attainable, bound = 1e6 * max(compute, memory), "compute" if compute >= memory else "memory"
-    return Operator(
+    return TimedOperator(
         name=event.name,
         kind=operator_of(event.kind),
         layer=location.layer,

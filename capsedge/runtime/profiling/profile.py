@@ -31,10 +31,11 @@ from capsedge.runtime.profiling.timing import (
     stable_window,
     summarize,
 )
-from capsedge.runtime.profiling.worker import Limits, take_times, timed_runs
+from capsedge.runtime.profiling.worker import RunLimits, take_times, timed_runs
 from capsedge.runtime.progress import Progress, silent
 from capsedge.runtime.result_summary import LINES, Row, Summarized, Summary, short
 from capsedge.runtime.session import Session
+from capsedge.spec.version import VERSION
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -347,9 +348,9 @@ def _escalated(session: Session, feeds: Feeds) -> float | None:
     return float(session.run(feeds)[session.roles.escalated].mean())
 
 
-def limits_of(options: ProfileOptions) -> Limits:
+def limits_of(options: ProfileOptions) -> RunLimits:
     """The limits of a measurement."""
-    return Limits(options.warmup, options.duration, options.iterations)
+    return RunLimits(options.warmup, options.duration, options.iterations)
 
 
 def _batches(session: Session, wanted: Sequence[int]) -> Sequence[int]:
@@ -409,13 +410,11 @@ def session_device(session: Session) -> str:
 
 def backend_version(session: Session) -> str:
     """The backend of the session, with versions."""
-    from capsedge import __version__
-
     package = session.backend.name
     found = machine.versions(package)
     graphs = f", {text}" if (text := graph_text(session.backend)) else ""
     return (
-        f"capsedge {__version__} ({session.backend.ops} operators), {package} "
+        f"capsedge {VERSION} ({session.backend.ops} operators), {package} "
         f"{found.get(package, 'unknown')}{graphs}"
     )
 

@@ -7,9 +7,14 @@ from typing import Any
 
 from capsedge.runtime.files.text import format_milliseconds, printable
 from capsedge.runtime.onnx_file.layer_map import GROUPS
-from capsedge.runtime.profiling.compare import Comparison
+from capsedge.runtime.profiling.compare import SpeedComparison
 from capsedge.runtime.profiling.machine_peaks import Peaks
-from capsedge.runtime.profiling.operator_times import BETWEEN, NETWORKS, Operator, OperatorTimes
+from capsedge.runtime.profiling.operator_times import (
+    BETWEEN,
+    NETWORKS,
+    OperatorTimes,
+    TimedOperator,
+)
 from capsedge.runtime.profiling.startup import Startup
 from capsedge.runtime.profiling.timing import StableWindow, Statistics
 from capsedge.runtime.result_summary import short
@@ -18,7 +23,7 @@ OTHER = "other"
 
 
 @dataclass(frozen=True)
-class Row:
+class ReportRow:
     """Operators that belong together: a layer and iteration, a group, or an operator type.
 
     Attributes:
@@ -94,13 +99,13 @@ class Run:
         return any(o.group for o in (self.operators.operators if self.operators else ()))
 
     @property
-    def layers(self) -> list[Row]:
+    def layers(self) -> list[ReportRow]:
         """Layers and routing iterations in the order in which they begin; operator types in files of other
         tools."""
         return self._rows(lambda o: (_label(o, self.named), o.group or OTHER))
 
     @property
-    def groups(self) -> list[Row]:
+    def groups(self) -> list[ReportRow]:
         """Stem, votes, routing, classifier, decoder; empty in files from other tools."""
         rows = self._rows(lambda o: (o.group or OTHER, o.group or OTHER)) if self.named else []
         return sorted(
@@ -108,13 +113,13 @@ class Run:
         )
 
     @property
-    def networks(self) -> list[Row]:
+    def networks(self) -> list[ReportRow]:
         """The small network of a cascade, the large one, and what is between them; empty for others."""
         rows = self._rows(lambda o: (o.network, OTHER))
         return sorted((r for r in rows if r.name), key=lambda r: NETWORKS.index(r.name))
 
-    def _rows(self, key: Any) -> list[Row]:
-        members: dict[tuple[str, str], list[Operator]] = {}
+    def _rows(self, key: Any) -> list[ReportRow]:
+        members: dict[tuple[str, str], list[TimedOperator]] = {}
         for operator in self.operators.operators if self.operators else ():
             members.setdefault(key(operator), []).append(operator)
         return [_row(name, group, found) for (name, group), found in members.items()]
@@ -152,16 +157,16 @@ class Run:
         return {"escalated_share": self.escalated, "networks": rows}
 
 
-def _label(operator: Operator, named: bool) -> str:
+def _label(operator: TimedOperator, named: bool) -> str:
     if operator.network == BETWEEN:
         return BETWEEN
     label = operator.label if named else operator.kind
     return f"{operator.network}: {label}" if operator.network and named else label
 
 
-def _row(name: str, group: str, members: list[Operator]) -> Row:
+def _row(name: str, group: str, members: list[TimedOperator]) -> ReportRow:
     known = [o.attainable for o in members if o.attainable is not None]
-    return Row(
+    return ReportRow(
         name=name,
         group=group,
         operators=len(members),
@@ -187,7 +192,7 @@ class ReportData:
     machine: dict[str, str]
     peaks: Peaks | None
     runs: list[Run]
-    comparisons: list[Comparison] = field(default_factory=list)
+    comparisons: list[SpeedComparison] = field(default_factory=list)
 
     def to_dict(self, samples: bool = True) -> dict[str, Any]:
         """JSON values only; ``samples`` adds the time of every run."""

@@ -19,10 +19,10 @@ import numpy as np
 from capsedge.runtime.files.text import format_bytes, format_count, format_milliseconds, printable
 from capsedge.runtime.files.writing import write_text
 from capsedge.runtime.profiling import report_text
-from capsedge.runtime.profiling.compare import Comparison
+from capsedge.runtime.profiling.compare import SpeedComparison
 from capsedge.runtime.profiling.machine_peaks import Peaks
-from capsedge.runtime.profiling.operator_times import Operator
-from capsedge.runtime.profiling.report_data import OTHER, ReportData, Row, Run
+from capsedge.runtime.profiling.operator_times import TimedOperator
+from capsedge.runtime.profiling.report_data import OTHER, ReportData, ReportRow, Run
 from capsedge.runtime.profiling.report_text import Table
 from capsedge.runtime.result_summary import (
     TIP,
@@ -190,7 +190,7 @@ def _run(run: Run, peaks: Peaks | None) -> str:
     )
 
 
-def _comparison(comparison: Comparison) -> str:
+def _comparison(comparison: SpeedComparison) -> str:
     table = report_text.comparison(comparison)
     versions = "; ".join(dict.fromkeys(entry.version for entry in comparison.entries))
     return (
@@ -297,7 +297,7 @@ def _charts(run: Run, peaks: Peaks | None) -> list[Chart]:
     return charts
 
 
-def _side_by_side(comparison: Comparison) -> Chart:
+def _side_by_side(comparison: SpeedComparison) -> Chart:
     timed = [entry for entry in comparison.entries if entry.latency is not None]
     names = [_folded(entry.name, ENTRANT) for entry in timed]
     lines = max([2, *map(_lines, names)])
@@ -308,7 +308,7 @@ def _side_by_side(comparison: Comparison) -> Chart:
     )
 
 
-def _entrants(comparison: Comparison, names: Sequence[str], axis: Any) -> None:
+def _entrants(comparison: SpeedComparison, names: Sequence[str], axis: Any) -> None:
     timed = [
         (entry, entry.latency.median) for entry in comparison.entries if entry.latency is not None
     ]
@@ -338,7 +338,7 @@ def _points(texts: Sequence[str]) -> float:
     return 5.2 * max((len(line) for text in texts for line in text.split("\n")), default=0)
 
 
-def _longest(run: Run) -> list[Row]:
+def _longest(run: Run) -> list[ReportRow]:
     """The rows worth a bar, in the order in which they run."""
     longest = sorted(run.layers, key=lambda r: -r.milliseconds)[:SHOWN]
     return [row for row in run.layers if row in longest]
@@ -404,7 +404,7 @@ def _thinned(values: np.ndarray) -> np.ndarray:
     return np.array([b[np.argmax(values[b])] if k % 4 == 0 else b[0] for k, b in enumerate(blocks)])
 
 
-def _roofline(shown: Sequence[Operator], peaks: Peaks, axis: Any) -> None:
+def _roofline(shown: Sequence[TimedOperator], peaks: Peaks, axis: Any) -> None:
     """Operations per second over operations per byte, below the machine's roof."""
     for o in sorted(shown, key=lambda o: -o.share):
         speed = o.operations / o.microseconds  # million per second

@@ -8,9 +8,9 @@ from typing import Any
 from capsedge.errors import UsageError
 from capsedge.runtime.files.text import format_bytes, format_count, format_milliseconds
 from capsedge.runtime.files.text import markdown as text
-from capsedge.runtime.profiling.compare import Comparison, Entry
+from capsedge.runtime.profiling.compare import Entry, SpeedComparison
 from capsedge.runtime.profiling.machine_peaks import Peaks
-from capsedge.runtime.profiling.report_data import ReportData, Row, Run
+from capsedge.runtime.profiling.report_data import ReportData, ReportRow, Run
 
 # --- Tables, for Markdown, HTML and the terminal alike ---
 
@@ -99,7 +99,7 @@ def layers(run: Run) -> Table | None:
     return _rows(run, run.layers, f"Time by {kind}, batch {run.batch}", kind)
 
 
-def _rows(run: Run, rows: list[Row], title: str, kind: str) -> Table | None:
+def _rows(run: Run, rows: list[ReportRow], title: str, kind: str) -> Table | None:
     if not rows or run.operators is None:
         return None
     columns = (kind, "operators", "ms", "share", "operations", "bytes", "at peak, ms", "of peak")
@@ -115,7 +115,7 @@ def _rows(run: Run, rows: list[Row], title: str, kind: str) -> Table | None:
     )
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: ReportRow) -> tuple[str, ...]:
     reached = ""
     if row.attainable is not None and row.milliseconds > 0 and row.attainable > 0:
         reached = f"{row.attainable / row.milliseconds:.0%}"
@@ -130,7 +130,7 @@ def _cells(row: Row) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def comparison(comparison: Comparison) -> Table:
+def comparison(comparison: SpeedComparison) -> Table:
     """One row per entrant; the fastest is marked, and differences are from the first file."""
     columns = ("backend", "median ms", "p90", "p99", "cv", "against the first", "peak memory",
                "cold start", "difference")  # fmt: skip
@@ -141,7 +141,7 @@ def comparison(comparison: Comparison) -> Table:
     return Table(title, columns, rows, essential)
 
 
-def _entrant(comparison: Comparison, entry: Entry) -> tuple[str, ...]:
+def _entrant(comparison: SpeedComparison, entry: Entry) -> tuple[str, ...]:
     off = "-" if entry.from_first_file is None else f"{entry.from_first_file:.1e}"
     if entry.latency is None:
         return (entry.name, "-", "-", "-", "-", entry.problem, "-", "-", off)
@@ -153,7 +153,7 @@ def _entrant(comparison: Comparison, entry: Entry) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def standing(comparison: Comparison, entry: Entry) -> str:
+def standing(comparison: SpeedComparison, entry: Entry) -> str:
     """``3.7x faster, fastest``: the entry against the first, and whether it is the fastest of all."""
     parts = [comparison.speed_in_words(entry), FASTEST if entry is comparison.fastest else ""]
     return ", ".join(part for part in parts if part)

@@ -20,7 +20,12 @@ from numpy.typing import NDArray
 from capsedge.errors import EnvironmentProblem, UnsupportedModelError
 from capsedge.runtime.backends.backend import Feeds
 from capsedge.runtime.files.writing import temporary_folder
-from capsedge.runtime.profiling.worker import Limits, Specification, graphs_argument, ops_argument
+from capsedge.runtime.profiling.worker import (
+    RunLimits,
+    Specification,
+    graphs_argument,
+    ops_argument,
+)
 from capsedge.runtime.session import Session
 
 # --- The driver of a worker ---
@@ -88,7 +93,7 @@ class Worker:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def round(self, limits: Limits) -> tuple[NDArray[np.float64], dict[str, Any]]:
+    def round(self, limits: RunLimits) -> tuple[NDArray[np.float64], dict[str, Any]]:
         """Let it run; return its times in seconds, and its memory."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):  # it has ended; reading its output gives the reason
@@ -207,7 +212,7 @@ def measure_startup(session: Session, feeds: Feeds, device: str, threads: int) -
             graphs=graphs_argument(session),
         )
         with Worker(specification) as worker:
-            _, memory = worker.round(Limits(warmup=0.1, duration=0.5, iterations=5))
+            _, memory = worker.round(RunLimits(warmup=0.1, duration=0.5, iterations=5))
             first = worker.first
             before, peak = first["before_bytes"], memory["peak_bytes"]
             return Startup(

@@ -98,7 +98,7 @@ def graphs_argument(session: Session) -> bool | None:
 
 
 @dataclass(frozen=True)
-class Limits:
+class RunLimits:
     """How long to measure.
 
     Attributes:
@@ -112,7 +112,7 @@ class Limits:
     iterations: int = 10
 
 
-def take_times(run: Callable[[], Any], limits: Limits) -> NDArray[np.float64]:
+def take_times(run: Callable[[], Any], limits: RunLimits) -> NDArray[np.float64]:
     """Seconds of each run, after the warm-up."""
     until = time.perf_counter() + limits.warmup
     while time.perf_counter() < until:
@@ -210,7 +210,7 @@ def serve(load: Loader, specification: Specification, checked: float = 0.0) -> N
         np.savez(specification.output, *_outputs_of(run, images, outputs))
         _send({"answered": list(outputs)})
     for line in sys.stdin:
-        samples = take_times(lambda: run(images[0]), Limits(**json.loads(line)))
+        samples = take_times(lambda: run(images[0]), RunLimits(**json.loads(line)))
         _send(
             {
                 "seconds": samples.tolist(),
@@ -238,10 +238,10 @@ def _send(document: dict[str, Any]) -> None:
 
 def load_capsedge(s: Specification) -> tuple[Run, str]:
     """The runtime of this package."""
-    from capsedge import __version__
     from capsedge.runtime import machine
     from capsedge.runtime.load import load
     from capsedge.runtime.runtime_options import RuntimeOptions
+    from capsedge.spec.version import VERSION
 
     options = RuntimeOptions(
         device=s.device, threads=s.threads or None, ops=s.ops, provider=s.provider, graphs=s.graphs
@@ -249,7 +249,7 @@ def load_capsedge(s: Specification) -> tuple[Run, str]:
     session = load(s.model, options)
     package = "onnxruntime" if session.backend.engine_metadata is None else "tensorrt"
     below = f"{package} {machine.versions(package).get(package, 'unknown')}"
-    return session.run, f"capsedge {__version__} ({session.backend.ops}), {below}"
+    return session.run, f"capsedge {VERSION} ({session.backend.ops}), {below}"
 
 
 def load_ort(s: Specification) -> tuple[Run, str]:

@@ -9,14 +9,14 @@ import pytest
 
 from capsedge.exporters.c import plan as planner
 from capsedge.exporters.c.plan import plan
-from capsedge.exporters.c.program import Buffer, Step
+from capsedge.exporters.c.program import Buffer, ProgramStep
 
 
-def _program(seed: int) -> list[Step]:
+def _program(seed: int) -> list[ProgramStep]:
     rng = random.Random(seed)
     buffers = [Buffer(f"v{k}", 16 * rng.randint(1, 40)) for k in range(rng.randint(2, 20))]
     return [
-        Step(
+        ProgramStep(
             "",
             rng.sample(buffers, rng.randint(0, 2)),
             rng.sample(buffers, 1),
@@ -26,11 +26,13 @@ def _program(seed: int) -> list[Step]:
     ]
 
 
-def _images(count: int) -> list[Step]:
+def _images(count: int) -> list[ProgramStep]:
     """Two layers that compute one image after the other, as `build --target c --batch` writes them."""
     values = [Buffer(f"v{k}", 16 * count) for k in range(3)]
     return [
-        Step("", [values[k]], [values[k + 1]], scratch=64) for k in range(2) for _ in range(count)
+        ProgramStep("", [values[k]], [values[k + 1]], scratch=64)
+        for k in range(2)
+        for _ in range(count)
     ]
 
 

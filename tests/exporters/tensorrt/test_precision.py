@@ -9,7 +9,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from capsedge.errors import ParityError, UsageError
 from capsedge.exporters.tensorrt import lowering
-from capsedge.runtime.backends.engine_layers import Layer
+from capsedge.runtime.backends.engine_layers import EngineLayer
 from tests.exporters.tensorrt.test_lowering import quantized
 
 
@@ -48,9 +48,9 @@ def test_another_precision_than_the_files_is_refused(asked: str) -> None:
         assert f"capsedge quantize MODEL.onnx --precision {asked}" in words
 
 
-def layers(*rows: tuple[str, str, str]) -> list[Layer]:
+def layers(*rows: tuple[str, str, str]) -> list[EngineLayer]:
     """Kind of layer, type of its input, type of its output."""
-    return [Layer(f"layer {k}", row[0], (row[1],), (row[2],)) for k, row in enumerate(rows)]
+    return [EngineLayer(f"layer {k}", row[0], (row[1],), (row[2],)) for k, row in enumerate(rows)]
 
 
 CONV = ("CaskConvolution", "FP32", "FP32")

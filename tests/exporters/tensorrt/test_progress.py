@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from capsedge.exporters.tensorrt.engine_builder import Progress
+from capsedge.exporters.tensorrt.engine_builder import BuildProgress
 
 
 def test_nested_phases() -> None:
     time = [0.0]
     told: list[tuple[float, str, float | None]] = []
-    progress = Progress(lambda *row: told.append(row), clock=lambda: time[0])
+    progress = BuildProgress(lambda *row: told.append(row), clock=lambda: time[0])
     progress.start("Building", None, 4)
     assert told[-1] == (0.0, "Building", None)
     progress.start("Tactics", "Building", 2)
@@ -29,7 +29,7 @@ def test_nested_phases() -> None:
 
 
 def test_a_cancelled_build_is_told_to_stop() -> None:
-    progress = Progress(lambda *_: None)
+    progress = BuildProgress(lambda *_: None)
     progress.start("Building", None, 2)
     progress.stopped_by = KeyboardInterrupt()
     assert progress.step("Building", 0) is False

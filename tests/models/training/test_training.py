@@ -21,16 +21,17 @@ from capsedge.datasets import ImageSet, array_files, read_split, typical_input_f
 from capsedge.errors import ArtefactError, EnvironmentProblem, ParityError, UsageError
 from capsedge.models import CapsuleOutput, build, get_config
 from capsedge.models.checkpoint import load_checkpoint, save_checkpoint
-from capsedge.models.training import augment
-from capsedge.models.training import train as losses
+from capsedge.models.training import augment, losses
+from capsedge.models.training import train as epochs
 from capsedge.models.training.evaluate import (
     count_correct,
     evaluation_pairs,
     normalize,
     predict_all,
 )
+from capsedge.models.training.losses import batch_loss, fast_math
 from capsedge.models.training.recipe import Recipe, training_of
-from capsedge.models.training.train import batch_loss, fast_math, train
+from capsedge.models.training.train import train
 from capsedge.models.training.train_options import TrainOptions
 
 PREP = get_config("digits-em").preprocessing
@@ -250,7 +251,7 @@ def test_an_interrupted_run_ends_with_the_same_weights(tmp_path: Path, average: 
 def accuracies(monkeypatch: pytest.MonkeyPatch, given: list[float]) -> None:
     """Let the validation accuracy of the epochs be these."""
     shares = iter(given)
-    monkeypatch.setattr(losses, "count_correct", lambda *_: torch.tensor([next(shares)]))
+    monkeypatch.setattr(epochs, "count_correct", lambda *_: torch.tensor([next(shares)]))
 
 
 def test_the_best_epoch_on_validation_images_is_kept(

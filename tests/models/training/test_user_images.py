@@ -16,7 +16,7 @@ import capsedge
 from capsedge.datasets import ImageSet, class_names, colour_of, read_split, side_of
 from capsedge.errors import UsageError
 from capsedge.models import MODELS, build, get_config
-from capsedge.models.capsule_stack_config import CapsuleStackConfig, RoutedLayer, StemLayer
+from capsedge.models.capsule_stack_config import CapsuleStackConfig, RoutedLayerConfig, StemLayer
 from capsedge.models.checkpoint import load_checkpoint
 from capsedge.models.configs import Conv, DeepCapsConfig, ModelConfig, PSCapsNetConfig, ResNet
 from capsedge.models.fsanet_config import FSANetConfig
@@ -102,7 +102,7 @@ NETWORKS: dict[str, ModelConfig] = {
         **SMALL,
         layers=(StemLayer("conv", 8, (9, 9), (4, 4)),),
         primary_dim=8,
-        routed=(RoutedLayer(2, 4),),
+        routed=(RoutedLayerConfig(2, 4),),
     ),
 }
 

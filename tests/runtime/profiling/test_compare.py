@@ -17,9 +17,9 @@ import capsedge
 from capsedge.errors import CapsedgeError, EnvironmentProblem, UsageError
 from capsedge.runtime.profiling import report_text, worker
 from capsedge.runtime.profiling.compare import (
-    Comparison,
     Entrant,
     Entry,
+    SpeedComparison,
     check_installed,
     compare,
     largest_difference,
@@ -27,7 +27,7 @@ from capsedge.runtime.profiling.compare import (
 from capsedge.runtime.profiling.profile import random_inputs, session_device
 from capsedge.runtime.profiling.startup import Worker, write_inputs
 from capsedge.runtime.profiling.timing import summarize
-from capsedge.runtime.profiling.worker import Limits, Specification
+from capsedge.runtime.profiling.worker import RunLimits, Specification
 from tests.runtime.models import capsule_model, save
 
 
@@ -47,7 +47,7 @@ def test_same_model_and_another(tmp_path: Path, monkeypatch):
         entrant("ort", "ort", model),
         entrant("wrong", "ort", other),
     ]
-    found = compare(entrants, feeds, Limits(0.0, 0.0, 10))
+    found = compare(entrants, feeds, RunLimits(0.0, 0.0, 10))
     first, same, wrong = found.entries
     assert first.difference == 0
     assert same.difference < 1e-5
@@ -76,7 +76,7 @@ def test_differences_are_from_the_first_file(tmp_path: Path, monkeypatch):
     }
     entrants = [Entrant(n, s, s.model) for n, s in specification.items()]
     feeds = random_inputs(capsedge.load(one), 2)
-    a, b, c = compare(entrants, feeds, Limits(0.0, 0.0, 5)).entries
+    a, b, c = compare(entrants, feeds, RunLimits(0.0, 0.0, 5)).entries
     assert (a.difference, a.from_first_file) == (0, 0)
     assert b.difference == 0
     assert c.difference < 1e-5
@@ -105,7 +105,7 @@ def test_what_fails_is_an_entry_if_others_go_on(tmp_path: Path, monkeypatch: pyt
         Entrant("lives", Specification("ort", str(model)), "model", command),
     ]
     feeds = random_inputs(capsedge.load(model), 2)
-    found = compare(entrants, feeds, Limits(0.0, 0.0, 4), rounds=2, keep_going=True)
+    found = compare(entrants, feeds, RunLimits(0.0, 0.0, 4), rounds=2, keep_going=True)
     first, absent, dead, last = found.entries
     assert "none.onnx" in absent.problem
     assert dead.problem == "The process of ort ended with code -6."
@@ -114,7 +114,7 @@ def test_what_fails_is_an_entry_if_others_go_on(tmp_path: Path, monkeypatch: pyt
     assert len(first.samples) == len(last.samples) == 4
     assert (first.loaded_bytes or 1) <= (first.peak_bytes or 1)
     with pytest.raises(CapsedgeError):
-        compare(entrants[1:2], feeds, Limits(0.0, 0.0, 1), keep_going=True)
+        compare(entrants[1:2], feeds, RunLimits(0.0, 0.0, 1), keep_going=True)
 
 
 def test_the_worker_needs_nothing_of_this_package():
@@ -161,13 +161,13 @@ def entry(name: str, median: float | None, difference: float | None = 0.0) -> En
 )
 def test_ratios_are_words(median: float | None, words: str):
     entries = (entry("first", 0.01), entry("other", median))
-    found = Comparison(1, 1, 5, entries)
+    found = SpeedComparison(1, 1, 5, entries)
     assert found.speed_in_words(entries[words != "first"]) == words
 
 
 def test_tables_mark_the_fastest_and_leave_out_what_cannot_be_compared():
     entries = (entry("a", 0.02), entry("b", 0.01, 0.5), entry("c", None), entry("d", 0.03, None))
-    found = Comparison(1, 1, 5, entries)
+    found = SpeedComparison(1, 1, 5, entries)
     assert found.fastest is entries[1]
     table = report_text.comparison(found)
     column = table.columns.index("against the first")
@@ -175,7 +175,7 @@ def test_tables_mark_the_fastest_and_leave_out_what_cannot_be_compared():
         "first", "2.0x faster, fastest", "differs", "1.50x slower",
     ]  # fmt: skip
     assert [row[-1] for row in table.rows] == ["0.0e+00", "5.0e-01", "0.0e+00", "-"]
-    assert Comparison(1, 1, 5, entries[:1]).fastest is None
+    assert SpeedComparison(1, 1, 5, entries[:1]).fastest is None
 
 
 def test_a_worker_that_cannot_load_says_why(tmp_path: Path):
@@ -185,7 +185,7 @@ def test_a_worker_that_cannot_load_says_why(tmp_path: Path):
     broken.graph.node[0].op_type, broken.graph.node[0].domain = "Teleport", ""
     model.write_bytes(broken.SerializeToString())
     with pytest.raises(EnvironmentProblem, match="ort failed"):
-        compare([entrant("ort", "ort", model)], feeds, Limits(0.0, 0.0, 1))
+        compare([entrant("ort", "ort", model)], feeds, RunLimits(0.0, 0.0, 1))
 
 
 def test_a_worker_that_is_gone_is_an_error(tmp_path: Path):
@@ -195,7 +195,7 @@ def test_a_worker_that_is_gone_is_an_error(tmp_path: Path):
         started._process.kill()
         started._process.wait()
         with pytest.raises(EnvironmentProblem, match="process of ort ended with code -9"):
-            started.round(Limits(0.0, 0.0, 1))
+            started.round(RunLimits(0.0, 0.0, 1))
 
 
 def test_workers_run_on_the_gpu_of_the_session(tmp_path: Path):

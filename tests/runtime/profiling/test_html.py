@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from capsedge.runtime.profiling import report_html, report_text
-from capsedge.runtime.profiling.compare import Comparison, Entry
+from capsedge.runtime.profiling.compare import Entry, SpeedComparison
 from capsedge.runtime.profiling.profile import ProfileReport
 from capsedge.runtime.profiling.report_data import Run
 from capsedge.runtime.profiling.timing import summarize
@@ -205,13 +205,13 @@ def test_long_series_keep_their_extremes(report: ProfileReport) -> None:
     assert (values[kept] == 2.0).sum() >= len(kept) // 4
 
 
-def comparison(report: ProfileReport, *medians: float) -> Comparison:
+def comparison(report: ProfileReport, *medians: float) -> SpeedComparison:
     """Entrants with long names, of medians in milliseconds."""
     entries = [
         Entry(f"a-network-with-a-very-long-name.int8.portable.{k}.onnx", "", "", 0.0, 0.0, "", (), s, 1.0, 1)
         for k, s in enumerate(replace(report.runs[0].latency, median=ms) for ms in medians)
     ]  # fmt: skip
-    return Comparison(1, 1, 5, tuple(entries))
+    return SpeedComparison(1, 1, 5, tuple(entries))
 
 
 def test_names_and_times_side_by_side_stay_inside(report: ProfileReport) -> None:

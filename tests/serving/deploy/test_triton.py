@@ -247,7 +247,7 @@ def test_text_format_escapes_every_string() -> None:
 def engine(path: Path, **changes: Any) -> Path:
     """An engine's file and its metadata file; the engine itself is made up."""
     path.write_bytes(b"engine")
-    machine = engine_metadata.Machine("10.16.0.1", "13.0", "NVIDIA L4", "8.9", "x86_64")
+    machine = engine_metadata.BuildMachine("10.16.0.1", "13.0", "NVIDIA L4", "8.9", "x86_64")
     declared = engine_metadata.EngineMetadata(
         sha256(path), 6, machine, "native", "", "", "fp16", {"FP16": 1}, (1, 8, 16), "net.onnx", "",
         metadata().to_properties(), "capsedge build",
