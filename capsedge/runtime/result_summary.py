@@ -66,12 +66,14 @@ class Summary:
         lines: what matters most; at most three lines are shown.
         rows: the table of a notebook, below the first line.
         tables: more tables of a notebook.
+        closing: sentences at its end.
     """
 
     title: str
     lines: Sequence[str]
     rows: Sequence[Row] = ()
     tables: Sequence[Table] = ()
+    closing: Sequence[str] = ()
 
     def text(self) -> str:
         """``<title line>``, with up to two more lines."""
@@ -87,7 +89,8 @@ class Summary:
         )
         head = f"<b>{_escaped(self.title)}</b> {_escaped(self.lines[0])}"
         table = f'<table style="{_TABLE}">{table}</table>' if table else ""
-        more = "".join(map(_html_table, self.tables))
+        more = "".join(_html_table(table) for table in self.tables if table.rows or table.notes)
+        more += "".join(f"<div>{_escaped(line)}</div>" for line in self.closing)
         return f'<div style="{_BOX}"><div>{head}</div>{table}{more}</div>'
 
 
@@ -137,7 +140,7 @@ class Report(Summarized):
     def _summary(self) -> Summary:
         rows = [Row(name, value) for name, value in self.rows()]
         rows += [Row("warning", warning) for warning in warnings_of(self)]
-        return Summary(type(self).__name__, self._lines(), rows, self.tables())
+        return Summary(type(self).__name__, self._lines(), rows, self.tables(), self.closing())
 
 
 def verdict(passed: bool) -> str:

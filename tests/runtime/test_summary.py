@@ -121,21 +121,35 @@ def test_predictions() -> None:
 
 
 def test_certificates() -> None:
+    output = dict.fromkeys(("mean_abs", "relative", "nmse", "atol", "rtol"), 0.0)
+    flip = {
+        "image": 3, "name": HOSTILE, "reference": [1], "reference_classes": [HOSTILE],
+        "artefact": [], "artefact_classes": [], "margin": None,
+    }  # fmt: skip
     samples = {
         "measured_on": "net.npz, all 5 images",
-        "outputs": [{"max_abs": 1e-7}],
-        "decisions": {"agreement": 0.8},
-    }
+        "outputs": [
+            {"name": HOSTILE, **output, "max_abs": 1e-7, "worst_over_tolerance": None, "passed": False}
+        ],
+        "decisions": {
+            "kind": "top-1", "images": 5, "agreement": 0.8, "flips": 1, "ties": 0,
+            "flips_by_margin": [flip],
+        },
+    }  # fmt: skip
+    hard = {"names": [], "outputs": [], "decisions": None}
     chain = (Link("checkpoint", "a.safetensors", ""), Link("module", "", ""))
-    passed = Certificate(chain, samples, {}, {}, (), None, {}, {}, "2026")
+    passed = Certificate(chain, samples, hard, {}, (), None, {}, {}, "2026")
     assert repr(passed).splitlines() == [
         "<Certificate PASSED: a.safetensors -> module",
         "  largest difference 1e-07, 80.00% equal decisions on net.npz, all 5 images>",
     ]
-    failed = replace(passed, failures=("Decisions differ on 1 of 5 images.", HOSTILE), samples={})
+    failed = replace(passed, failures=("Decisions differ on 1 of 5 images.", HOSTILE))
     assert "FAILED" in repr(failed)
     assert "Decisions differ" in repr(failed)
-    assert "<script>" in shown(failed).text
+    page = shown(failed).text
+    assert page.count("<script>") >= 4
+    assert "None of the hard cases" in page
+    assert page.endswith("FAILED")
 
 
 def test_outcomes() -> None:
