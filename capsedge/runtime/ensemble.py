@@ -20,7 +20,7 @@ from capsedge.runtime.images.inputs import (
     only,
     read_for_members,
 )
-from capsedge.runtime.loaded_model import LoadedModel, Reading
+from capsedge.runtime.loaded_model import ImageOptions, LoadedModel
 from capsedge.runtime.output_roles import choose
 from capsedge.runtime.predictions import KEEP, Label, Prediction
 from capsedge.runtime.result_summary import Row, Summary, short
@@ -109,8 +109,8 @@ class Ensemble(LoadedModel[list[NDArray[Any]]]):
         more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
         return " + ".join(names[:_NAMES]) + more
 
-    def _prepared(self, image: OneImage, reading: Reading) -> NDArray[np.float32]:
-        image_of_all = only(read_for_members(self._readers(reading), image))
+    def _prepared(self, image: OneImage, options: ImageOptions) -> NDArray[np.float32]:
+        image_of_all = only(read_for_members(self._readers(options), image))
         return image_of_all[self._which]
 
     def _predicted(
@@ -129,22 +129,24 @@ class Ensemble(LoadedModel[list[NDArray[Any]]]):
         run = map if self._pool is None else self._pool.map
         return list(run(_predict, self.members, batch))
 
-    def _batches(self, images: Images, size: int, reading: Reading) -> Iterator[list[NDArray[Any]]]:
+    def _batches(
+        self, images: Images, size: int, options: ImageOptions
+    ) -> Iterator[list[NDArray[Any]]]:
         """Prepared batches, one for each member."""
         given = on_host(images)
-        if reading.prepared and isinstance(given, np.ndarray) and given.ndim == 5:
-            return self._of_members(given, size, reading.invert)
+        if options.prepared and isinstance(given, np.ndarray) and given.ndim == 5:
+            return self._of_members(given, size, options.invert)
         if len(self._distinct) == 1:
-            alike = self.members[0].image_input.batches(images, size, *reading)
+            alike = self.members[0].image_input.batches(images, size, *options)
             return ([batch] * len(self.members) for batch in alike)
-        if reading.prepared:
+        if options.prepared:
             raise UsageError(
                 "The members of this ensemble prepare images differently.",
                 "An array [N, C, H, W] is the input of only one member.",
                 "Pass pixels without prepared=True, or floats [N, M, C, H, W] from Ensemble.prepare.",
             )
         # One after another, so that an open file or a generator is read once for all.
-        batches = stack_images(read_for_members(self._readers(reading), given), size)
+        batches = stack_images(read_for_members(self._readers(options), given), size)
         return ([batch[:, k] for k in self._which] for batch in batches)
 
     def _of_members(
@@ -165,11 +167,11 @@ class Ensemble(LoadedModel[list[NDArray[Any]]]):
             )
         return ([part[:, k] for k in range(count)] for part in stack_images(images, size))
 
-    def _readers(self, reading: Reading) -> list[ImageReader]:
+    def _readers(self, options: ImageOptions) -> list[ImageReader]:
         """One reader for each way of preparing images."""
         members = [self.members[self._which.index(k)] for k in range(len(self._distinct))]
         return [
-            m.image_input.reader(reading.invert, reading.layout, prepared=False) for m in members
+            m.image_input.reader(options.invert, options.layout, prepared=False) for m in members
         ]
 
     def _check_open(self) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Batch = TypeVar("Batch")
 
 
-class Reading(NamedTuple):
+class ImageOptions(NamedTuple):
     """How images are read; as for `LoadedModel.predict`."""
 
     invert: bool
@@ -123,8 +123,8 @@ class LoadedModel(Summarized, Generic[Batch]):
                 an argument is wrong.
             ArtefactError: the file does not state its classes and its preprocessing, or computes NaN.
         """
-        reading = Reading(invert, layout, prepared)
-        return list(self._predictions(images, top_k, threshold, reading, batch_size))
+        options = ImageOptions(invert, layout, prepared)
+        return list(self._predictions(images, top_k, threshold, options, batch_size))
 
     __call__ = predict
 
@@ -150,8 +150,8 @@ class LoadedModel(Summarized, Generic[Batch]):
             UsageError, ArtefactError: as `predict`; wrong arguments raise at once, wrong images when they are
                 reached.
         """
-        reading = Reading(invert, layout, prepared)
-        return self._predictions(images, top_k, threshold, reading, batch_size)
+        options = ImageOptions(invert, layout, prepared)
+        return self._predictions(images, top_k, threshold, options, batch_size)
 
     def prepare(
         self, image: OneImage, invert: bool = False, *, layout: str | None = None
@@ -166,39 +166,41 @@ class LoadedModel(Summarized, Generic[Batch]):
             UsageError: the image cannot be read or does not fit, or there are several.
             ArtefactError: the file does not state the preprocessing.
         """
-        return self._prepared(image, Reading(invert, layout, prepared=False))
+        return self._prepared(image, ImageOptions(invert, layout, prepared=False))
 
     def _predictions(
         self,
         images: Images,
         top_k: int | None,
         threshold: float | None,
-        reading: Reading,
+        options: ImageOptions,
         batch_size: int | None,
     ) -> Iterator[Prediction]:
         """The predictions; wrong arguments are refused at once."""
         top_k, threshold = self.sessions[0].roles.choice(top_k, threshold)
         return chain.from_iterable(
-            self._predicted(batch, top_k, threshold, reading.invert)
-            for batch in self._read(images, batch_size, reading)
+            self._predicted(batch, top_k, threshold, options.invert)
+            for batch in self._read(images, batch_size, options)
         )
 
-    def _read(self, images: Images, batch_size: int | None, reading: Reading) -> Iterator[Batch]:
+    def _read(
+        self, images: Images, batch_size: int | None, options: ImageOptions
+    ) -> Iterator[Batch]:
         """Prepared batches, as large as a run of every member takes."""
         size = min(run_size(session.backend.batches, batch_size) for session in self.sessions)
         self._check_open()
-        return self._batches(images, size, reading)
+        return self._batches(images, size, options)
 
     @abstractmethod
     def _check_open(self) -> None:
         """Refuse to work after `close`."""
 
     @abstractmethod
-    def _prepared(self, image: OneImage, reading: Reading) -> NDArray[np.float32]:
+    def _prepared(self, image: OneImage, options: ImageOptions) -> NDArray[np.float32]:
         """As `prepare`."""
 
     @abstractmethod
-    def _batches(self, images: Images, size: int, reading: Reading) -> Iterator[Batch]:
+    def _batches(self, images: Images, size: int, options: ImageOptions) -> Iterator[Batch]:
         """Prepared batches of at most ``size`` images; wrong arguments are refused at once."""
 
     @abstractmethod

@@ -16,7 +16,7 @@ from capsedge.runtime.backends.backend import Backend, Port, graph_text
 from capsedge.runtime.capabilities import Capabilities
 from capsedge.runtime.decoder import Decoder, classes_of, poses_of
 from capsedge.runtime.images.inputs import ImageInput, Images, OneImage
-from capsedge.runtime.loaded_model import LoadedModel, Reading
+from capsedge.runtime.loaded_model import ImageOptions, LoadedModel
 from capsedge.runtime.metadata import ModelMetadata
 from capsedge.runtime.output_roles import OutputRoles
 from capsedge.runtime.predictions import Prediction
@@ -167,12 +167,12 @@ class Session(LoadedModel[NDArray[Any]]):
     def _check_open(self) -> None:
         self._runner.check_open()
 
-    def _prepared(self, image: OneImage, reading: Reading) -> NDArray[np.float32]:
-        return self.image_input.reader(*reading).one(image)
+    def _prepared(self, image: OneImage, options: ImageOptions) -> NDArray[np.float32]:
+        return self.image_input.reader(*options).one(image)
 
-    def _batches(self, images: Images, size: int, reading: Reading) -> Iterator[NDArray[Any]]:
+    def _batches(self, images: Images, size: int, options: ImageOptions) -> Iterator[NDArray[Any]]:
         """Prepared batches ``[n, C, H, W]``."""
-        return self.image_input.batches(images, size, *reading)
+        return self.image_input.batches(images, size, *options)
 
     def _predicted(
         self, batch: NDArray[Any], top_k: int | None, threshold: float | None, invert: bool
@@ -198,7 +198,7 @@ class Session(LoadedModel[NDArray[Any]]):
         self.can.check_reconstruct()
         pictures = [
             self._runner.run_batch(batch, [RECONSTRUCTION])[RECONSTRUCTION]
-            for batch in self._read(images, None, Reading(invert, layout, prepared))
+            for batch in self._read(images, None, ImageOptions(invert, layout, prepared))
         ]
         if not pictures:
             raise UsageError("There are no images to reconstruct.", "", "Pass at least one.")
@@ -254,8 +254,8 @@ class Session(LoadedModel[NDArray[Any]]):
         ports = [port for port in self.outputs if port.name in declared.outputs]
         per_image = max(1, sum(map(fixed_bytes, ports)) // (self.backend.batches.fixed or 1))
         most = max(1, limits.RUN_BYTES // per_image)
-        reading = Reading(invert, layout, prepared)
-        batches = self._read(images, min(most, _TRACED_CHUNK), reading)
+        options = ImageOptions(invert, layout, prepared)
+        batches = self._read(images, min(most, _TRACED_CHUNK), options)
         return run_traced(declared, per_image, batches, self._runner.run_batch)
 
     def _summary(self) -> Summary:

@@ -169,7 +169,7 @@ def test_a_profile(tmp_path: Path) -> None:
         )
     assert len(repr(report).splitlines()) == 3
     assert repr(report).endswith("and 2 more runs>")
-    assert "net.onnx, batch 4median" in shown(report).text
+    assert "net.onnx4" in shown(report).text  # the model and its batch
     assert "\n" not in repr(report.runs[0])
 
 

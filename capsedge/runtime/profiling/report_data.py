@@ -173,7 +173,7 @@ def _row(name: str, group: str, members: list[Operator]) -> Row:
     )
 
 
-@dataclass
+@dataclass(repr=False)
 class ReportData:
     """The measurements of a profile.
 
