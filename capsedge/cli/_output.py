@@ -39,11 +39,7 @@ def log(*lines: object) -> None:
     print(*map(printable, lines), sep="\n", file=sys.stderr, flush=True)
 
 
-def say_rows(*rows: tuple[str, object]) -> None:
-    """Print results as lines, each with a name and a value."""
-    width = max((len(name) for name, _ in rows), default=0)
-    for name, value in rows:
-        say(f"{name:<{max(width, 10)}} {value}")
+_NAME = 10  # least width of a row's name
 
 
 def print_report(
@@ -68,7 +64,9 @@ def print_report(
     if report.heading:
         print_table(report.heading, ("", ""), rows)
     else:
-        say_rows(*rows)
+        width = max((len(name) for name, _ in rows), default=0)
+        for name, value in rows:
+            say(f"{name:<{max(width, _NAME)}} {value}")
     for table in report.tables():
         show_table(table)
     for line in report.closing():

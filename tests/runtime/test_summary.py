@@ -16,7 +16,7 @@ import capsedge
 from capsedge.calibration.accuracy import Outcome
 from capsedge.runtime.files.text import printable
 from capsedge.runtime.predictions import Label, Prediction, Value
-from capsedge.runtime.result_summary import LINES, Row, Summarized, Summary, distinct_names
+from capsedge.runtime.result_summary import LINES, Report, Row, Summarized, Summary, distinct_names
 from capsedge.verification.certificate import Certificate, Link
 from tests.runtime.models import capsule_model, metadata, save
 from tests.runtime.pictures import LEFT, quick
@@ -77,6 +77,14 @@ def test_every_result_shows_itself(name: str) -> None:
     assert issubclass(kind, Summarized)
     assert kind.__repr__ is Summarized.__repr__
     assert kind._summary is not Summarized._summary
+
+
+def test_reports_are_shown_by_their_rows_and_tables() -> None:
+    """What the command line prints is what a notebook shows."""
+    kinds = (getattr(capsedge, name) for name in SHOWN)
+    reports = [kind for kind in kinds if hasattr(kind, "to_dict") and kind is not Prediction]
+    assert all(issubclass(kind, Report) for kind in reports)
+    assert {kind._summary for kind in reports} == {Report._summary}
 
 
 def test_there_is_no_other_result() -> None:

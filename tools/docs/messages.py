@@ -24,10 +24,12 @@ _CLASS = re.compile(r"^class (\w+)\(([\w., ]+)\):", re.MULTILINE)
 _SENTENCE = re.compile(r"[A-Za-z`]\S*\s+\S*[A-Za-z{]")  # two words: neither a name nor a key
 _ORDER = ("", "why", "fix")
 _ROWS = "list[tuple[str, str]]"  # what functions return whose rows are printed
-_PRINTS = ("say", "say_rows", "log", "log_next", "warn")  # functions of `capsedge.cli._output`
+_PRINTS = ("say", "log", "log_next", "warn")  # functions of `capsedge.cli._output`
 _KEYWORDS = {"what": "", "why": "why", "fix": "fix", "command": "command"}
 _Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
-_MAKES_TEXT = re.compile(r"warning|note|_why|why_|reason|explain|cause|advice|hint|_fix|problem")
+_MAKES_TEXT = re.compile(
+    r"warning|note|_why|why_|reason|explain|cause|advice|hint|_fix|problem|closing"
+)
 
 
 class Message(NamedTuple):
@@ -130,10 +132,7 @@ def _message(
             return _error(name, node, names)
         if name in _PRINTS or name in makers:
             arguments = [*node.args, *(k.value for k in node.keywords)]
-            if name == "say_rows":
-                texts = [" ".join(map(names.text, _cells(row))) for row in arguments]
-            else:
-                texts = [names.text(argument) for argument in arguments]
+            texts = [names.text(argument) for argument in arguments]
             return _of_texts(name, [text for text in texts if _SENTENCE.search(text)])
         texts = list(map(names.text, node.args))
         if name == "append" and _is_warning(node.func):
@@ -167,16 +166,6 @@ def _is_row(node: ast.Tuple, around: _Function) -> bool:
     return isinstance(name, ast.JoinedStr) or (
         isinstance(name, ast.Constant) and isinstance(name.value, str)
     )
-
-
-def _cells(node: ast.expr) -> list[ast.expr]:
-    """The cells of one or several rows that `say_rows` prints."""
-    match node:
-        case ast.Tuple(elts=cells):
-            return cells
-        case ast.Starred(value=ast.GeneratorExp(elt=row)):
-            return _cells(row)
-    return [node]
 
 
 def _error(name: str, call: ast.Call, names: _Names) -> Message | None:
