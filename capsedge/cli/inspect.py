@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +13,6 @@ from capsedge.cli._paths import READS
 from capsedge.errors import UsageError
 from capsedge.runtime.files import reading
 from capsedge.runtime.files.formats import is_engine
-from capsedge.runtime.files.text import format_bytes
 
 if TYPE_CHECKING:
     from capsedge.runtime.inspection_report import EngineInspection
@@ -62,7 +60,10 @@ def command(
         return
     _check(file, forecast, layers, device)
     if forecast:
-        _forecast(file, batches, device, as_json)
+        from capsedge.runtime.onnx_file.forecast import ForecastReport
+
+        forecasts = _forecasts(file, batches, device)
+        _output.print_report(ForecastReport(str(file), forecasts), as_json)
         return
     found = inspect(file, batch=batches)
     if isinstance(found, Inspection):
@@ -95,47 +96,9 @@ def _c_folder(folder: Path, options: Mapping[str, object], as_json: bool) -> Non
     given = next((name for name, value in options.items() if value), None)
     if given is not None:
         raise UsageError(f"--{given} does not apply to a folder of C.", "", f"Leave out --{given}.")
-    from capsedge.exporters.c.fit import memory_rows
     from capsedge.exporters.c.folder import read_report
-    from capsedge.exporters.c.measurement import measured_text
 
-    description, memory, layers, measured = read_report(folder)
-    if as_json:
-        _output.print_json(description)
-        return
-    rows = [
-        ("made from", str(description["source"].get("file", ""))),
-        ("precision", str(description.get("precision") or "not stated")),
-        ("input", " x ".join(map(str, description["input"]["shape"]))),
-        *memory_rows(str(description.get("name", "")), memory),
-    ]
-    for each in measured:
-        rows += [(f"measured for {each.core}", measured_text(asdict(each))), ("", each.compiler)]
-        rows += [("", each.emulator)] if each.emulator else []
-    print_table("Network in C", ("", ""), rows)
-    counted = [each for each in measured if each.instructions]
-    print_table(
-        "Layers",
-        (
-            "node",
-            "operator",
-            "multiply-adds",
-            *(each.core for each in counted),
-            "constants",
-            "scratch",
-            "live",
-        ),
-        [
-            (
-                x.node,
-                x.operator,
-                f"{x.products:,}",
-                *(f"{each.instructions[k]:,}" for each in counted),
-                *map(format_bytes, (x.constant_bytes, x.scratch_bytes, x.live_bytes)),
-            )
-            for k, x in enumerate(layers)
-        ],
-    )
+    _output.print_report(read_report(folder), as_json)
 
 
 def _engine(found: EngineInspection, layers: bool, as_json: bool) -> None:
@@ -153,14 +116,14 @@ def _engine(found: EngineInspection, layers: bool, as_json: bool) -> None:
     )
 
 
-def _forecasts(file: Path, batches: list[int], device: str | None) -> list[ForecastData]:
+def _forecasts(file: Path, batches: list[int], device: str | None) -> tuple[ForecastData, ...]:
     """Use the shapes stated in the file; if some are missing, those inferred by onnx, if installed."""
     from capsedge.runtime.files.writing import as_file
     from capsedge.runtime.onnx_file.forecast import UnknownSizes, forecast
     from capsedge.runtime.onnx_file.summary import read_harmless
 
     try:
-        return [forecast(file, n, device) for n in batches]
+        return tuple(forecast(file, n, device) for n in batches)
     except UnknownSizes as error:
         try:
             from capsedge.graph.write_shapes import with_shapes
@@ -172,49 +135,7 @@ def _forecasts(file: Path, batches: list[int], device: str | None) -> list[Forec
             ) from None
         with as_file(with_shapes(read_harmless(file)[0], str(file))) as complete:
             try:
-                return [forecast(complete, n, device) for n in batches]
+                return tuple(forecast(complete, n, device) for n in batches)
             except UnknownSizes as found:
                 words = (found.what, found.why, found.fix)
                 raise UnknownSizes(*(w.replace(str(complete), str(file)) for w in words)) from None
-
-
-def _forecast(file: Path, batches: list[int], device: str | None, as_json: bool) -> None:
-    found = _forecasts(file, batches, device)
-    if as_json:
-        _output.print_json(
-            {"schema": 1, "path": str(file), "forecasts": [f.to_dict() for f in found]}
-        )
-        return
-    for f in found:
-        print_table(
-            f"Forecast, batch {f.batch}",
-            ("layer", "operations", "traffic", "of which weights", "live activations"),
-            [
-                (
-                    x.name,
-                    f"{x.operations / 1e6:.2f} M",
-                    format_bytes(x.traffic),
-                    format_bytes(x.weights),
-                    format_bytes(x.live),
-                )
-                for x in f.layers
-            ],
-        )
-        rows = [
-            ("weights", format_bytes(f.weights)),
-            ("activations, peak", f"{format_bytes(f.peak)} in {f.peak_layer}"),
-            ("activations, planned block", format_bytes(f.planned)),
-            ("inputs", format_bytes(f.inputs)),
-            ("traffic", format_bytes(f.traffic)),
-        ]
-        if f.device is not None:
-            d = f.device
-            rows += [
-                (d.name, "fits" if d.fits else "does not fit in three quarters of its memory"),
-                ("largest batch there", f"{d.largest_batch:,}"),
-                (
-                    "traffic at its bandwidth",
-                    f"{d.least_ms:.3f} ms at {d.bandwidth / 1e9:.0f} GB/s",
-                ),
-            ]
-        print_table("Sum", ("", ""), rows)
