@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     from capsedge.optimization.prune_report import PruningReport
     from capsedge.optimization.sweep import SweepReport, sweep
     from capsedge.runtime.ensemble import Ensemble
-    from capsedge.runtime.inspection import EngineInspection, Inspection, inspect
+    from capsedge.runtime.inspection import inspect
+    from capsedge.runtime.inspection_report import EngineInspection, Inspection
     from capsedge.runtime.load import load
     from capsedge.runtime.metadata import Outputs, Preprocessing
     from capsedge.runtime.predictions import Prediction
@@ -80,8 +81,8 @@ _HOMES = {
     "profile": "capsedge.runtime.profiling.profile",
     "ProfileReport": "capsedge.runtime.profiling.profile",
     "inspect": "capsedge.runtime.inspection",
-    "Inspection": "capsedge.runtime.inspection",
-    "EngineInspection": "capsedge.runtime.inspection",
+    "Inspection": "capsedge.runtime.inspection_report",
+    "EngineInspection": "capsedge.runtime.inspection_report",
     "Outputs": "capsedge.runtime.metadata",
     "Preprocessing": "capsedge.runtime.metadata",
     "Description": "capsedge.runtime.user_metadata",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,8 @@ from capsedge.runtime.metadata import ModelMetadata
 from capsedge.runtime.predictions import DEFAULT_THRESHOLD
 
 if TYPE_CHECKING:
+    from typing_extensions import NotRequired
+
     from capsedge.runtime.session import Session
 
 
@@ -28,6 +30,52 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 LISTED_FLIPS = 100  # the certificate lists this many; all are counted
+
+
+class FlipDocument(TypedDict):
+    """A changed decision; ``margin`` is None if it is infinite."""
+
+    image: int
+    name: NotRequired[str]
+    reference: list[int]
+    reference_classes: list[str]
+    artefact: list[int]
+    artefact_classes: list[str]
+    margin: float | None
+
+
+class DecisionsDocument(TypedDict):
+    """The JSON document of `Decisions`."""
+
+    kind: str
+    images: int
+    agreement: float
+    flips: int
+    flips_by_margin: list[FlipDocument]
+    ties: int
+    pose_angle_max_degrees: NotRequired[float]
+    pose_angle_mean_degrees: NotRequired[float]
+    length_error_max: NotRequired[float]
+    length_error_mean: NotRequired[float]
+    accuracy_reference: NotRequired[float | None]
+    accuracy_artefact: NotRequired[float | None]
+
+
+class EstimateDocument(TypedDict):
+    """The errors of one value of a regression."""
+
+    name: str
+    unit: str
+    mean_error: float
+    largest_error: float
+    range: float
+
+
+class EstimatesDocument(TypedDict):
+    """The JSON document of `RegressionErrors`."""
+
+    images: int
+    values: list[EstimateDocument]
 
 
 @dataclass(frozen=True)
@@ -44,6 +92,20 @@ class Flip:
     reference: tuple[int, ...]
     artefact: tuple[int, ...]
     margin: float
+
+    def to_dict(self, name: str | None, class_name: Callable[[int], str]) -> FlipDocument:
+        """JSON values only; ``name`` is that of the image, None if it has none."""
+        document: FlipDocument = {
+            "image": self.image,
+            "reference": list(self.reference),
+            "reference_classes": [class_name(j) for j in self.reference],
+            "artefact": list(self.artefact),
+            "artefact_classes": [class_name(j) for j in self.artefact],
+            "margin": self.margin if math.isfinite(self.margin) else None,
+        }
+        if name is not None:
+            document["name"] = name
+        return document
 
 
 @dataclass
@@ -168,7 +230,7 @@ class Decisions:
 
     def to_dict(
         self, names: Sequence[str] = (), class_name: Callable[[int], str] = str
-    ) -> dict[str, Any]:
+    ) -> DecisionsDocument:
         """JSON values only; flips by margin, the largest first.
 
         Args:
@@ -176,21 +238,13 @@ class Decisions:
             class_name: the name of a class.
         """
         flips = sorted(self.flips, key=lambda f: -f.margin)
-        document: dict[str, Any] = {
+        document: DecisionsDocument = {
             "kind": "label set" if self.multi_label else "top-1",
             "images": self.images,
             "agreement": self.agreement,
             "flips": len(flips),
             "flips_by_margin": [
-                {
-                    "image": f.image,
-                    **({"name": names[f.image]} if names else {}),
-                    "reference": list(f.reference),
-                    "reference_classes": [class_name(j) for j in f.reference],
-                    "artefact": list(f.artefact),
-                    "artefact_classes": [class_name(j) for j in f.artefact],
-                    "margin": f.margin if math.isfinite(f.margin) else None,
-                }
+                f.to_dict(names[f.image] if names else None, class_name)
                 for f in flips[:LISTED_FLIPS]
             ],
             "ties": self.ties,
@@ -500,7 +554,7 @@ class RegressionErrors:
             if not artefact <= share
         ]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> EstimatesDocument:
         """JSON values only."""
         errors = self.errors
         rows = zip(self.names, self.units, errors.mean, errors.largest, errors.range, strict=True)

@@ -60,7 +60,7 @@ TYPES = [
     'List item 0 has incompatible type "int"',
     'Unexpected keyword argument "prepare" for "predict"',
     "capsedge.runtime.session.Session",
-    "capsedge.runtime.inspection.Inspection",
+    "capsedge.runtime.inspection_report.Inspection",
     "capsedge.calibration.quantization_report.QuantizationReport",
     "numpy.dtype[numpy.signedinteger",
     'type is "str"',

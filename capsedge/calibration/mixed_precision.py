@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -18,8 +19,9 @@ from capsedge.calibration.quantizable_layers import title as title_text
 from capsedge.calibration.ranges import CalibrationTable
 from capsedge.datasets import ImageSet
 from capsedge.graph.proto import copy_of, initializer, operator_nodes
+from capsedge.runtime.files.text import format_bytes
 from capsedge.runtime.load import load_bytes
-from capsedge.runtime.result_summary import new_figure, save_figure
+from capsedge.runtime.result_summary import Report, Table, new_figure, save_figure, short
 from capsedge.spec.operators import (
     ROUTING_OPERATORS,
     IterationValue,
@@ -64,6 +66,26 @@ class PrecisionSearch:
     """All candidates, in the order in which they were tried."""
 
     candidates: list[PrecisionCandidate]
+
+    def table(self) -> Table:
+        """The Pareto front."""
+        whole = max(c.bytes for c in self.candidates)
+        return Table(
+            f"Pareto front of {len(self.candidates)} candidates (size, time per image, score error)",
+            ("size", "smaller", "ms", "accuracy", "agreement", "", "assignment"),
+            [
+                (
+                    format_bytes(c.bytes),
+                    f"{whole / c.bytes:.2f}x",
+                    f"{c.milliseconds:.2f}",
+                    c.outcome.change,
+                    f"{100 * c.outcome.agreement:.2f} %",
+                    "ok" if c.fits else "over",
+                    levels(c.assignment),
+                )
+                for c in self.pareto()
+            ],
+        )
 
     @property
     def smallest(self) -> PrecisionCandidate | None:
@@ -334,8 +356,8 @@ def _rounded(
     return copy
 
 
-@dataclass(frozen=True)
-class SensitivityReport:
+@dataclass(frozen=True, repr=False)
+class SensitivityReport(Report):
     """The error that each layer and each routing iteration causes by itself in 8 bits.
 
     Attributes:
@@ -345,3 +367,36 @@ class SensitivityReport:
 
     damage: tuple[Damage, ...]
     warnings: tuple[str, ...]
+
+    def _lines(self) -> list[str]:
+        return [f"{len(self.damage)} layers and iterations, each alone in 8 bits"] + [
+            f"{short(d.name)}: score error {d.outcome.error:.2e}" for d in self.damage[:2]
+        ]
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Nothing: all is in the table."""
+        return []
+
+    def tables(self) -> list[Table]:
+        """One row for each layer and iteration."""
+        return [
+            Table(
+                "Damage of each alone in 8 bits, largest first",
+                ("", "kind", "score error", "agreement", "accuracy", "saved"),
+                [
+                    (
+                        d.name,
+                        d.kind,
+                        f"{d.outcome.error:.2e}",
+                        f"{100 * d.outcome.agreement:.2f} %",
+                        d.outcome.change,
+                        format_bytes(d.saved) if d.saved > 0 else "-",
+                    )
+                    for d in self.damage
+                ],
+            )
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return {"damage": [each.to_dict() for each in self.damage]}

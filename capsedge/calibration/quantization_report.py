@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import onnx
 from onnx import TensorProto
@@ -15,12 +15,13 @@ from capsedge.calibration import mixed_precision
 from capsedge.calibration.accuracy import AGREEMENT, ERROR, Gate, Outcome
 from capsedge.calibration.quantizable_layers import KeptNode, QuantizableLayer
 from capsedge.errors import ArtefactError, ParityError
+from capsedge.metrics import OutputError
 from capsedge.runtime.backends.native_library import find_library
 from capsedge.runtime.backends.onnxruntime_session import multiply_exactly, register_operators
 from capsedge.runtime.files.text import format_bytes
 from capsedge.runtime.files.writing import temporary_folder
 from capsedge.runtime.onnx_file.summary import summarize
-from capsedge.runtime.result_summary import Row, Summarized, Summary, short
+from capsedge.runtime.result_summary import Report, Table, short, verdict
 from capsedge.spec.operators import DOMAIN, OPERATORS, operator_of
 
 # --- Executed precision, read back from ONNX Runtime's optimized graph ---
@@ -148,9 +149,11 @@ def check_executed(
 
 # --- The report ---
 
+LISTED = 12  # kept nodes shown; `to_dict` lists all
+
 
 @dataclass(frozen=True, repr=False)
-class QuantizationReport(Summarized):
+class QuantizationReport(Report):
     """The settings and measurements of a quantization.
 
     Attributes:
@@ -197,24 +200,77 @@ class QuantizationReport(Summarized):
     user_module: str
     checkpoint_sha256: str
 
-    def _summary(self) -> Summary:
-        verdict = "PASSED" if self.passed else "FAILED"
-        name = "not written" if self.output is None else str(self.output)
-        ratio = f"{format_bytes(self.size)}, {self.size / self.source_size:.0%} of FP32"
-        outcome = f"{verdict}: {self.outcome} on {self.outcome.images} {self.noun}"
-        outcome += f" ({self.images['evaluated_on']})"
-        kept = f"{len(self.kept)} nodes" if self.kept else "nothing"
-        rows = [
-            Row("file", name),
-            Row("precision", f"{self.precision} for {self.target}, method {self.method}"),
-            Row("size", ratio),
-            Row("against FP32", outcome),
-            Row("judged by", self.criterion),
-            Row("kept in FP32", kept),
-            *(Row("warning", warning) for warning in self.warnings),
+    heading: ClassVar[str] = "Quantized"
+
+    def _lines(self) -> list[str]:
+        name = "not written" if self.output is None else self.output.name
+        outcome = f"{verdict(self.passed)}: {self.outcome} on {self.outcome.images} {self.noun}"
+        share = f"{format_bytes(self.size)}, {self.size / self.source_size:.0%} of FP32"
+        return [
+            f"{short(name)}: {self.precision}, {share}",
+            f"{outcome} ({self.images['evaluated_on']})",
         ]
-        first = f"{short(Path(name).name)}: {self.precision}, {ratio}"
-        return Summary("QuantizationReport", [first, outcome], rows)
+
+    def rows(self) -> list[tuple[str, str]]:
+        """The file, its size, and its comparison with the FP32 file."""
+        ratio = self.size / self.source_size
+        return [
+            ("file", "not written" if self.output is None else str(self.output)),
+            ("precision", f"{self.precision} for {self.target}"),
+            (
+                "size",
+                f"{format_bytes(self.size)}, {ratio:.3f} of FP32 ({1 / ratio:.2f} times smaller)",
+            ),
+            ("calibration", f"{self.images['calibration']} {self.noun}, {self.method}"),
+            ("judged by", self.criterion),
+            ("judged on", self.images["evaluated_on"]),
+            *self._verdict(),
+        ]
+
+    def _verdict(self) -> list[tuple[str, str]]:
+        """The loss, and the allowed loss."""
+        o, allowed = self.outcome, f"allowed {self.max_drop:g}"
+        if o.outputs:
+            return [(e.name, self._loss(e)) for e in o.outputs]
+        agreement = f"{100 * o.agreement:.2f} % of {o.images} {self.noun}"
+        if o.accuracy is None or o.reference is None:
+            agreement += f": {o.drop:.2f} points of answers changed ({allowed})"
+            changed = f"changed answers up to {o.largest_changed_margin:.3g}"
+            margins = f"{changed}, median of all {o.median_margin:.3g}"
+            return [("agreement", agreement), ("FP32's margins", margins)]
+        accuracy = (
+            f"{100 * o.accuracy:.2f} %, FP32 {100 * o.reference:.2f} %: {o.change} ({allowed})"
+        )
+        return [("agreement", agreement), ("accuracy", accuracy)]
+
+    def _loss(self, error: OutputError) -> str:
+        """The errors of an output of a regression."""
+        text = (
+            f"mean error {error.mean:.4g}, {100 * error.mean_share:.3f} % of its range "
+            f"(allowed {self.max_drop:g}); largest {error.largest:.4g}, {100 * error.largest_share:.2f} % "
+            f"(allowed {self.gate.max_error:g}); {self.outcome.images} {self.noun}"
+        )
+        if error.cosine is not None:
+            text += f"; mean cosine of its vectors {error.cosine:.5f} (at least {self.gate.min_cosine:g})"
+        return text
+
+    def tables(self) -> list[Table]:
+        """The nodes as executed, those kept in FP32, and the candidates of a search."""
+        unlisted = len(self.kept) - LISTED
+        return [
+            Table(
+                "Executed by ONNX Runtime on this machine (read back from its optimized graph)",
+                ("operator", "precision", "nodes"),
+                [(e.op, e.precision, str(e.count)) for e in self.executed_precision],
+            ),
+            Table(
+                "Kept in FP32",
+                ("node", "operator", "rule", "numbers"),
+                [(k.node, k.op, k.rule, k.numbers) for k in self.kept[:LISTED]],
+                notes=[f"and {unlisted} more (--json lists all)"] if unlisted > 0 else (),
+            ),
+            *([] if self.search is None else [self.search.table()]),
+        ]
 
     @property
     def passed(self) -> bool:

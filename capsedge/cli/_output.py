@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,8 @@ from capsedge.runtime.progress import Progress, silent
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from capsedge.runtime.result_summary import Report, Table
 
 
 # --- Printing and errors ---
@@ -37,10 +39,46 @@ def log(*lines: object) -> None:
     print(*map(printable, lines), sep="\n", file=sys.stderr, flush=True)
 
 
-def say_rows(*rows: tuple[str, object]) -> None:
-    """Print results as lines, each with a name and a value."""
-    for name, value in rows:
-        say(f"{name:<10} {value}")
+_NAME = 10  # least width of a row's name
+
+
+def print_report(
+    report: Report,
+    as_json: bool,
+    *first: tuple[str, str],
+    more: Mapping[str, Any] | None = None,
+) -> None:
+    """Print a report and, to standard error, its warnings.
+
+    Args:
+        first: rows for people to read before those of the report.
+        more: what the verb adds to the JSON document.
+    """
+    from capsedge.runtime.result_summary import warnings_of
+
+    warn(*warnings_of(report))
+    if as_json:
+        print_json({**report.to_dict(), **(more or {})})
+        return
+    rows = [*first, *report.rows()]
+    if report.heading:
+        print_table(report.heading, ("", ""), rows)
+    else:
+        width = max((len(name) for name, _ in rows), default=0)
+        for name, value in rows:
+            say(f"{name:<{max(width, _NAME)}} {value}")
+    for table in report.tables():
+        show_table(table)
+    for line in report.closing():
+        say(line)
+
+
+def show_table(table: Table) -> None:
+    """Print a table and the notes below it."""
+    if table.rows:
+        print_table(table.title, table.columns, table.rows, table.essential)
+    if table.notes:
+        say(*table.notes, "")
 
 
 def warn(*warnings: object) -> None:

@@ -89,17 +89,7 @@ def command(
     # Ray prints messages of the cluster, and standard output is for the result.
     with redirect_stdout(sys.stderr), _process.resumable("parts"), _progress() as progress:
         report = batch(model, source, output, options, runtime, progress=progress)
-    _output.warn(*report.warnings)
-    if as_json:
-        _output.print_json(report.to_dict())
-    else:
-        resumed = (
-            f", {report.resumed} of {report.parts} parts from before" if report.resumed else ""
-        )
-        _output.say(
-            f"wrote {report.output}: {report.images:,} images, {report.atypical:,} with nothing "
-            f"to see, {report.failed:,} with an error{resumed}"
-        )
+    _output.print_report(report, as_json)
     if report.failed:
         _output.log(
             f"{report.failed:,} of {report.images:,} images could not be read; see the column 'error'"

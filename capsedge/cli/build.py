@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 from capsedge.cli import _options
 from capsedge.cli._options import grouped
-from capsedge.cli._output import log, log_next, print_json, require, say_rows
+from capsedge.cli._output import log, log_next, print_report, require
 from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._paths import READS_MODEL, PathRole
 from capsedge.exporters.build_options import WASM, BuildOptions, C
-from capsedge.runtime.files.text import format_bytes, printable
+from capsedge.runtime.files.text import printable
 from capsedge.runtime.files.writing import check_writable
 
 if TYPE_CHECKING:
@@ -87,10 +87,9 @@ def command(
         built = build(
             model, output or model.parent / f"{model.stem}.engine", options, progress=progress
         )
-    if as_json:
-        print_json(built.to_dict())
-    else:
-        _print_engine(cast("BuildReport", built))
+    print_report(built, as_json)
+    if not as_json:
+        _log_engine(cast("BuildReport", built))
 
 
 def _build_folder(model: Path, output: Path, options: BuildOptions, as_json: bool) -> None:
@@ -103,37 +102,17 @@ def _build_folder(model: Path, output: Path, options: BuildOptions, as_json: boo
     from capsedge.exporters.build import build
 
     written = build(model, output, options)
+    print_report(written, as_json)
     if as_json:
-        print_json(written.to_dict())
-    elif options.target == C:
-        _print_c(cast("CReport", written))
+        return
+    if options.target == C:
+        _log_c(cast("CReport", written))
     else:
-        _print_wasm(cast("WasmReport", written))
+        name = cast("WasmReport", written).description["name"]
+        log_next(f'import {{ load }} from "./{name}.mjs";')
 
 
-def _print_wasm(written: WasmReport) -> None:
-    name = written.description["name"]
-    lines = {
-        "folder": f"{written.path}, with {name}.wasm and {name}.mjs",
-        "network": format_bytes(written.wasm_bytes),
-        "module": f"{format_bytes(written.module_bytes)} of JavaScript, with types",
-    }
-    say_rows(*lines.items())
-    log_next(f'import {{ load }} from "./{name}.mjs";')
-
-
-def _print_c(written: CReport) -> None:
-    from capsedge.exporters.c.fit import memory_rows
-    from capsedge.exporters.c.measurement import measured_text
-
-    memory, name = written.description["memory"], written.description["name"]
-    lines = {
-        "folder": f"{written.path}, with {name}.c and {name}.h",
-        **dict(memory_rows(name, memory)),
-        "products": f"{written.description['products']:,} multiply-adds",
-    }
-    lines |= {each["core"]: measured_text(each) for each in written.description.get("measured", [])}
-    say_rows(*lines.items())
+def _log_c(written: CReport) -> None:
     if written.missing:
         log(f"instructions were not counted. On Debian: apt install {' '.join(written.missing)}")
     log_next(f"cmake -S {shlex.quote(str(written.path))} -B build && cmake --build build")
@@ -175,27 +154,8 @@ def _progress() -> Iterator[Listener]:
         yield draw
 
 
-def _print_engine(built: BuildReport) -> None:
-    from capsedge.runtime.engine_metadata import range_words
-
+def _log_engine(built: BuildReport) -> None:
     engine_info = built.engine_metadata
-    lines = {
-        "engine": (
-            f"{built.path} ({format_bytes(engine_info.engine_bytes)}), with its metadata file next to "
-            f"it"
-        ),
-        "from": engine_info.source,
-        "precision": f"{engine_info.precision}; built: {_counts(engine_info.layers)}",
-        "products": f"{_counts(engine_info.products)} (convolutions and matrix products, by input)",
-        "operators": engine_info.plugin,
-        "batch": range_words(engine_info.batch),
-        **({"length": range_words(engine_info.length)} if engine_info.length else {}),
-        "built for": engine_info.built_for,
-        "built with": engine_info.built_with,
-    }
-    say_rows(*lines.items())
-    for warning in built.warnings:
-        log(f"TensorRT warns: {warning}")
     if engine_info.portable:
         log("untested: no TensorRT-RTX engine has been run on a GPU yet (docs/how-to/tensorrt.md)")
     model = engine_info.model
@@ -204,7 +164,3 @@ def _print_engine(built: BuildReport) -> None:
         "next, on such a GPU:" if engine_info.portable else "next:",
         f"  capsedge infer --model {shlex.quote(str(built.path))} {given}",
     )
-
-
-def _counts(kinds: Mapping[str, int]) -> str:
-    return ", ".join(f"{n} layers with {kind}" for kind, n in kinds.items()) or "none"

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from capsedge.cli import _options
 from capsedge.cli._options import grouped
-from capsedge.cli._output import log_next, print_json, print_table, require, say, stages, warn
+from capsedge.cli._output import log_next, print_report, require, stages
 from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._paths import READS_DATA, READS_MODEL, WRITES
 from capsedge.errors import ParityError
 from capsedge.optimization.cascade_options import CascadeOptions
-
-if TYPE_CHECKING:
-    from capsedge.optimization.cascade import CascadeReport
 
 Small = Annotated[
     Path, Argument(help="The ONNX file that runs first, on every image."), READS_MODEL
@@ -76,9 +73,9 @@ def command(
             )
     except ParityError as error:
         if not as_json:  # the error then becomes the document
-            _show(error.report, as_json)
+            print_report(error.report, as_json)
         raise
-    _show(report, as_json)
+    print_report(report, as_json)
     if not as_json:
         from capsedge.runtime.load import load
         from capsedge.runtime.metadata import Provenance, provenance_of, reference_options
@@ -91,12 +88,3 @@ def command(
             reference = f" {reference_options(load(large).metadata)}"
         file, images = shlex.quote(str(report.output)), shlex.quote(str(data))
         log_next(f"capsedge verify {file}{reference} --data {images}")
-
-
-def _show(report: CascadeReport, as_json: bool) -> None:
-    warn(*report.warnings)
-    if as_json:
-        print_json(report.to_dict())
-        return
-    print_table("Cascade", ("", ""), report.rows())
-    say("PASSED" if report.passed else "FAILED")

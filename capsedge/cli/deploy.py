@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from capsedge.cli import _options, _process
 from capsedge.cli._options import grouped
-from capsedge.cli._output import log, print_json, print_table
+from capsedge.cli._output import log, print_report
 from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._paths import (
     READS_MODEL_OR_NAME,
@@ -22,7 +22,6 @@ from capsedge.cli._paths import (
 )
 from capsedge.errors import UsageError
 from capsedge.options import iteration_counts
-from capsedge.runtime.files.text import format_bytes
 from capsedge.serving.deploy.deploy_options import KServeOptions, TritonOptions
 
 if TYPE_CHECKING:
@@ -73,26 +72,9 @@ def web(
         )
     counts = iteration_counts(iters) if iters else None
     made = deploy_web(models, output, iterations=counts, note=lambda text: log(f"note: {text}"))
-    if as_json:
-        print_json(made.to_dict())
-    else:
-        show(made)
+    print_report(made, as_json)
     if serve:
         _serve(made, port)
-
-
-# Each target and its function.
-
-
-def show(made: WebDeployment) -> None:
-    """Print a report as text."""
-    rows = [("folder", f"{made.output}, {len(made.files)} files, {format_bytes(made.bytes)}")]
-    rows.append(("first visit", f"loads at most {format_bytes(made.first_visit)}"))
-    for model in made.models:
-        iterations = ", ".join(map(str, model.files))
-        routing = f"{model.routing} routing, iterations {iterations}, " if model.routing else ""
-        rows.append((model.name, f"{routing}{model.precision}"))
-    print_table("Deployed", ("", ""), rows)
 
 
 def _serve(made: WebDeployment, port: int) -> None:
@@ -152,16 +134,10 @@ def triton(
     as_json: _options.Json = False,
 ) -> None:
     """Write a model repository for Triton Inference Server."""
-    from capsedge.serving.deploy.deployment import described
     from capsedge.serving.deploy.triton import deploy_triton
 
     made = deploy_triton(models, output, options, note=lambda text: log(f"note: {text}"))
-    if as_json:
-        print_json(made.to_dict())
-        return
-    rows = [("folder", f"{made.output}, seen by the server at {made.mount}")]
-    rows += [(model.name, described(model)) for model in made.models]
-    print_table("Deployed", ("", ""), rows)
+    print_report(made, as_json)
 
 
 @grouped
@@ -176,8 +152,4 @@ def kserve(
     from capsedge.serving.deploy.kserve import deploy_kserve
 
     made = deploy_kserve(repository, output, options, storage=storage)
-    if as_json:
-        print_json(made.to_dict())
-        return
-    rows = [("file", str(made.output)), ("service", made.name), ("models", ", ".join(made.models))]
-    print_table("Deployed", ("", ""), rows)
+    print_report(made, as_json)

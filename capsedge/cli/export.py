@@ -12,18 +12,15 @@ from capsedge.cli._options import MetadataOptions, Typical, UserModuleOptions, g
 from capsedge.cli._output import (
     log,
     log_next,
-    print_json,
+    print_report,
     require,
-    say,
-    say_rows,
     stage_reporter,
     warn,
 )
 from capsedge.cli._parameters import Option
 from capsedge.cli._paths import READS, READS_ARRAYS, WRITES
 from capsedge.errors import UsageError
-from capsedge.exporters.export_options import REWRITES, ExportOptions
-from capsedge.graph.fusion import by_reason
+from capsedge.exporters.export_options import ExportOptions
 from capsedge.options import LARGEST_COUNT, Options, option
 
 if TYPE_CHECKING:
@@ -281,6 +278,12 @@ class Exported:
     inputs: Path | None = None
     default: bool = False
 
+    @property
+    def words(self) -> str:
+        """The name, the weights, and whether it was chosen by default."""
+        default = ", the default: --module or --checkpoint names another" if self.default else ""
+        return f"{self.name} ({self.weights or 'untrained weights'}){default}"
+
     def following(self, report: ExportReport) -> list[str]:
         """The commands to run next; untrained weights can be neither verified nor used to infer."""
         file = shlex.quote(str(report.path))
@@ -311,91 +314,45 @@ class Exported:
 def _show(
     report: ExportReport, subject: Exported, as_json: bool, more: dict[str, Any] | None = None
 ) -> None:
-    more = more or {}
-    warn(*report.warnings)
-    if as_json:
-        print_json(
-            {
-                **report.to_dict(),
-                "model": subject.name,
-                "default_model": subject.default,
-                "checkpoint": str(subject.weights) if subject.weights else None,
-                "trained": subject.weights is not None,
-                **more,
-                "next": subject.following(report),
-            }
+    following = subject.following(report)
+    frozen = (more or {}).get("frozen_couplings")
+    if frozen and not as_json:
+        log(
+            f"APPROXIMATION: the couplings are frozen at their mean over {frozen['averaged_images']} "
+            "images; the file no longer routes."
         )
-        return
-    if "frozen_couplings" in more:
-        _print_frozen(more["frozen_couplings"])
-    _print(report, subject)
-    if following := subject.following(report):
+    print_report(
+        report,
+        as_json,
+        *([] if frozen is None else _frozen_rows(frozen)),
+        ("model", subject.words),
+        more={
+            "model": subject.name,
+            "default_model": subject.default,
+            "checkpoint": str(subject.weights) if subject.weights else None,
+            "trained": subject.weights is not None,
+            **(more or {}),
+            "next": following,
+        },
+    )
+    if following and not as_json:
         log_next(*following)
 
 
-def _print(report: ExportReport, subject: Exported) -> None:
-    def shapes(values: dict[str, list[int | str]]) -> str:
-        return ", ".join(f"{k} {v}".replace("'", "") for k, v in values.items())
-
-    worst = report.worst
-    lines: dict[str, Any] = {
-        "model": f"{subject.name} ({subject.weights or 'untrained weights'})"
-        + (", the default: --module or --checkpoint names another" if subject.default else ""),
-        "file": str(report.path) if report.path else "not written (dry run)",
-        "size": f"{report.size / 1e6:.2f} MB, opset {report.opset}, IR {report.ir_version}, ops {report.ops}",
-        "inputs": shapes(report.inputs),
-        "outputs": shapes(report.outputs),
-        **({"scores": str(report.scores)} if report.scores else {}),
-        "operators": ", ".join(f"{n} {k}" for k, n in report.operators.items())
-        + f"; function bodies: {report.functions}",
-        "rewrites": _rewrites_in_words(report.rewrites),
-        "parity": f"{len(report.parity)} comparisons with PyTorch; the worst ({worst.output}, {worst.case}) "
-        f"at {100 * worst.excess:.0f} % of its tolerance (atol {report.atol:g}, rtol {report.rtol:g})",
-    }
-    say_rows(*lines.items())
-    _print_fusion(report)
-
-
-def _rewrites_in_words(rewrites: dict[str, str]) -> str:
-    """Each rewrite and its effect, stated once if it is the same for all."""
-    effects = set(rewrites.values())
-    if len(effects) == 1 and "without effect" in (only := next(iter(effects))):
-        return only
-    return "; ".join(f"{k} {rewrites[v]}" for k, v in REWRITES.items())
-
-
-def _print_fusion(report: ExportReport) -> None:
-    """The result of fusing the user's own routing."""
-    for found in report.fusion.fused:
-        read = ", ".join(f"{k} {v}" for k, v in found.parameters.items())
-        say(f"fused {found.operator}: {read}")
-    for places, reason in by_reason((e.tensor, e.reason) for e in report.fusion.not_fused):
-        say_rows(("left", f"{places}, as standard operators: {reason}"))
-    notes = (*report.notes, *(n for f in report.fusion.fused for n in f.notes))
-    say_rows(*(("note", note) for note in dict.fromkeys(notes)))
-
-
-def _print_frozen(frozen: dict[str, Any]) -> None:
-    log(
-        f"APPROXIMATION: the couplings are frozen at their mean over {frozen['averaged_images']} "
-        "images; the file no longer routes."
-    )
+def _frozen_rows(frozen: dict[str, Any]) -> list[tuple[str, str]]:
+    """The cost of frozen couplings."""
     accuracy = ""
     if frozen["accuracy"] is not None:  # it is None for a multi-label model
         after, routed = 100 * frozen["accuracy"], 100 * frozen["accuracy_fp32"]
         accuracy = f", accuracy {after:.2f} %, {routed:.2f} % routed"
-    say_rows(
+    rows = [
         (
             "frozen",
             f"approximation: agreement {100 * frozen['agreement']:.2f} % with routing on "
             f"{frozen['images']} other images{accuracy} ({frozen['measured_on']})",
         )
-    )
+    ]
     for name, layer in frozen["layers"].items():
-        say_rows(
-            (
-                "",
-                f"{name}: couplings vary by {layer['deviation']:.4f} between images "
-                f"(equal couplings would be {layer['uniform']:.4f})",
-            )
-        )
+        varied = f"{name}: couplings vary by {layer['deviation']:.4f} between images"
+        rows.append(("", f"{varied} (equal couplings would be {layer['uniform']:.4f})"))
+    return rows

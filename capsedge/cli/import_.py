@@ -4,30 +4,23 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from capsedge.cli import _options
 from capsedge.cli._options import MetadataOptions, grouped
 from capsedge.cli._output import (
     comparing,
-    log,
     log_next,
     print_json,
+    print_report,
     print_table,
     require,
-    say_rows,
     stage_reporter,
-    warn,
 )
 from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._paths import READS, WRITES
 from capsedge.errors import UsageError
 from capsedge.importers.import_options import ImportOptions
-
-if TYPE_CHECKING:
-    from capsedge.importers.import_checkpoint import ImportReport
-    from capsedge.importers.measure import Measured
-    from capsedge.importers.reference_check import ReferenceCheck
 
 Files = Annotated[
     list[Path] | None,
@@ -81,10 +74,9 @@ def command(
         report = import_checkpoint(
             files, target, options, description=description, progress=progress
         )
-    if as_json:
-        print_json(report.to_dict())
-    else:
-        _print(report)
+    print_report(report, as_json)
+    if not as_json:
+        log_next(f"capsedge export --checkpoint {shlex.quote(str(report.output))}")
 
 
 def _default_output(files: list[Path]) -> Path:
@@ -128,48 +120,3 @@ def _list(as_json: bool) -> None:
         return
     rows = [[f.name, f.dialect, f.source, f.licence or "not stated"] for f in FAMILIES]
     print_table("Families", ["name", "dialect", "source", "licence"], rows)
-
-
-def _compared(c: ReferenceCheck) -> list[tuple[str, str]]:
-    facts = f"{c.inputs} inputs with {c.code}: largest difference {c.largest_difference:.2g}"
-    lines = [("compared", f"{facts}, {c.flips} flips, NaN of the author's code {c.nan}")]
-    if c.least_margin is not None:
-        narrow = f"{c.narrow} below the tolerance, of which {c.narrow_flips} decide otherwise"
-        lines.append(
-            ("margins", f"the smallest {c.least_margin:.2g} of the largest score; {narrow}")
-        )
-    if c.fixed:
-        lines.append(("fixed", f"in the author's code: {c.fixed}"))
-    return lines
-
-
-def _measured(m: Measured) -> list[tuple[str, str]]:
-    if m.accuracy is not None:
-        return [("accuracy", f"{100 * m.accuracy:.2f} % of {m.images} images ({m.data})")]
-    named = zip(m.errors.items(), m.units, strict=True)
-    errors = ", ".join(f"{name} {error:.4g} {unit}".rstrip() for (name, error), unit in named)
-    return [("mean error", f"{errors}; {m.images} images ({m.data})")]
-
-
-def _print(report: ImportReport) -> None:
-    origin = report.origin
-    lines = [
-        ("file", f"{origin.file}: {report.format}"),
-        ("family", f"{origin.family}: {origin.dialect}"),
-        ("by", report.identified_by),
-        ("source", f"{origin.source}; licence: {origin.licence or 'not stated'}"),
-        *(("differs", text) for text in origin.differences),
-        *(("note", text) for text in origin.notes),
-        (
-            "network",
-            f"{report.parameters:,} parameters, {report.model.config.iterations} weighted sums",
-        ),
-    ]
-    if report.comparison is not None:
-        lines += _compared(report.comparison)
-    if report.measured is not None:
-        lines += _measured(report.measured)
-    say_rows(*lines)
-    warn(*report.warnings)
-    log(f"wrote {report.output}")
-    log_next(f"capsedge export --checkpoint {shlex.quote(str(report.output))}")

@@ -268,7 +268,7 @@ def _progress(count: int) -> Iterator[Progress]:
 
 
 def _print_json(session: Session | Ensemble, found: Classified, reconstruct: Path | None) -> None:
-    files, _, ops = _facts(session)
+    files = list(map(str, session.paths))
     lines: list[dict[str, Any]] = []
     for number, file in enumerate(found.files):
         line: dict[str, Any] = {"image": str(file)}
@@ -284,7 +284,7 @@ def _print_json(session: Session | Ensemble, found: Classified, reconstruct: Pat
     _output.print_json(
         {
             **({"model": files[0]} if len(files) == 1 else {"models": files}),
-            "ops": ops,
+            "ops": session.ops,
             "images": lines,
             "failed": len(found.errors),
             **({"warnings": list(found.warnings)} if found.warnings else {}),
@@ -294,21 +294,11 @@ def _print_json(session: Session | Ensemble, found: Classified, reconstruct: Pat
     )
 
 
-def _facts(model: Session | Ensemble) -> tuple[list[str], str, str]:
-    """The files that were run, their name for a title, and which operators ran."""
-    from capsedge.runtime.session import Session
-
-    if isinstance(model, Session):
-        return [str(model.path)], model.path.name, model.backend.ops
-    return [str(path) for path in model.paths], model.name, model.ops
-
-
 def _log_graphs(model: Session | Ensemble, options: RuntimeOptions) -> None:
     """Why there were no CUDA graphs, unless they were switched off."""
     from capsedge.runtime.backends.backend import missing_graphs
-    from capsedge.runtime.session import Session
 
-    for session in (model,) if isinstance(model, Session) else model.members:
+    for session in model.sessions:
         if why := missing_graphs(session.backend, options.graphs):
             _output.log(f"{session.path.name} {why}")
 
@@ -327,8 +317,7 @@ def _print_table(session: Session | Ensemble, found: Classified) -> None:
     """The predictions, those of an atypical image marked as such."""
     from capsedge.cli._output import print_table
 
-    _, name, ops = _facts(session)
-    title = f"{name}, {ops} operators"
+    title = f"{session.name}, {session.ops} operators"
     first = next(iter(found.predictions.values()))
     if first.values:
         estimates = [

@@ -3,27 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from capsedge.cli import _options
 from capsedge.cli._options import MetadataOptions, Typical, grouped
-from capsedge.cli._output import (
-    log,
-    print_json,
-    print_table,
-    require,
-    say,
-    say_rows,
-    stage_reporter,
-)
+from capsedge.cli._output import print_report, require, stage_reporter
 from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._paths import READS_MODEL, WRITES
-from capsedge.graph.fusion import by_reason
 from capsedge.optimization.optimize_options import OptimizeOptions
-from capsedge.runtime.files.text import format_bytes
-
-if TYPE_CHECKING:
-    from capsedge.optimization.optimize import OptimizationReport
 
 Model = Annotated[Path, Argument(help="ONNX file from any tool, opset 8 or later."), READS_MODEL]
 Output = Annotated[
@@ -62,39 +49,4 @@ def command(
         description=Description(**described.keywords(), typical=typical_data),
         progress=stage_reporter(as_json),
     )
-    if as_json:
-        print_json(done.to_dict())
-    else:
-        _print(done)
-
-
-def _print(done: OptimizationReport) -> None:
-    if done.fused:
-        rows = [
-            [f["operator"], f["tensor"], ", ".join(f"{k} {v}" for k, v in f["parameters"].items())]
-            for f in done.fused
-        ]
-        print_table("fused", ["operator", "makes", "read off"], rows)
-    if done.not_fused:
-        print_table(
-            "left as it was",
-            ["softmax", "why"],
-            [*by_reason((e["tensor"], e["reason"]) for e in done.not_fused)],
-        )
-    if not done.fused and not done.not_fused:
-        say("no capsule routing was found")
-    notes = dict.fromkeys((*done.notes, *(n for f in done.fused for n in f["notes"])))
-    say_rows(
-        *(("note", note) for note in notes),
-        ("nodes", f"{done.nodes_before} before, {done.nodes} now"),
-        ("opset", f"{done.opset_before} before, {done.opset} now"),
-        ("batch", done.batch),
-        ("size", f"{format_bytes(done.source_size)} before, {format_bytes(done.size)} now"),
-    )
-    if done.comparisons:
-        worst = f"largest difference {done.largest_difference:.2g}"
-        say_rows(("verified", f"{done.comparisons} comparisons with the original, {worst}"))
-    if done.before_ms is not None and done.after_ms is not None and done.gain is not None:
-        times = f"{done.before_ms:.3g} ms before, {done.after_ms:.3g} ms now"
-        say_rows(("time", f"{times}: {done.gain:.2f} times as fast (one thread, in turns)"))
-    log(f"wrote {done.output}")
+    print_report(done, as_json)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from capsedge.cli import _options, _output
 from capsedge.cli._options import UserModuleOptions, grouped
-from capsedge.cli._output import print_table
 from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._paths import READS, READS_MODEL, WRITES
 from capsedge.errors import ExitCode, UsageError
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from capsedge.runtime.profiling.profile import ProfileReport
-    from capsedge.runtime.profiling.report_text import Table
     from capsedge.runtime.session import Session
 
 Models = Annotated[
@@ -113,10 +111,7 @@ def command(
         progress=_output.log,
     )
     _write(report, html, png, markdown, trace)
-    if as_json:
-        _output.print_json(report.to_dict())
-    else:
-        _show(report)
+    _output.print_report(report, as_json)
     if any(found.failed for found in report.comparisons):
         _output.log("error: a peer computes different outputs and was not timed.")
         raise SystemExit(int(ExitCode.PARITY))
@@ -198,28 +193,3 @@ def _write(
     for target in (html, png, markdown, trace):
         if target is not None:
             _output.log(f"wrote {target}")
-
-
-def _show(report: ProfileReport) -> None:
-    from capsedge.runtime.profiling import report_text
-
-    _print(report_text.latency(report.runs))
-    _print(report_text.startup(report.runs))
-    for run in report.runs:
-        _print(report_text.networks(run))
-        _print(report_text.groups(run))
-        _print(report_text.layers(run))
-        for warning in run.warnings:
-            _output.log(f"warning, {run.model}, batch {run.batch}: {warning}")
-    if report.peaks is not None:
-        _output.say(report_text.peaks(report.peaks))
-    for found in report.comparisons:
-        _print(report_text.comparison(found))
-        _output.say(
-            "Versions: " + "; ".join(dict.fromkeys(entry.version for entry in found.entries)) + "."
-        )
-
-
-def _print(table: Table | None) -> None:
-    if table is not None:
-        print_table(table.title, table.columns, table.rows, table.essential)

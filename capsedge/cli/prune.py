@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 from capsedge.cli import _options, _process
 from capsedge.cli._options import grouped
-from capsedge.cli._output import bar, log, log_next, print_json, print_table, require, warn
+from capsedge.cli._output import bar, log, log_next, print_report, require
 from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._paths import READS_DATA, READS_OR_NAME, PathRole
 from capsedge.optimization.prune_options import PruneOptions
-from capsedge.runtime.files.text import format_bytes
 from capsedge.runtime.files.writing import REJECTED, with_suffix_appended
 from capsedge.spec import limits
 
 if TYPE_CHECKING:
-    from capsedge.optimization.prune_report import PruningReport, Round
+    from capsedge.optimization.prune_report import Round
 
 Checkpoint = Annotated[
     str,
@@ -77,11 +76,9 @@ def command(
             find_checkpoint_of(checkpoint), output, options, data=data,
             progress=progress, round_done=_log_round,
         )  # fmt: skip
-    warn(*report.warnings)
+    print_report(report, as_json)
     if as_json:
-        print_json(report.to_dict())
         return
-    show(report)
     source, target = shlex.quote(str(report.output)), shlex.quote(f"{report.output.stem}.onnx")
     log_next(f"capsedge export --checkpoint {source} -o {target}")
 
@@ -93,36 +90,3 @@ def _log_round(number: int, done: Round) -> None:
         f"round {number}: {done.multiply_adds:,} multiply-adds, {100 * done.held_out:.2f} % of the "
         f"images of the search ({drop_in_words(done.drop)})"
     )
-
-
-def show(report: PruningReport) -> None:
-    """Print a report as text."""
-    before, after = report.before, report.after
-    rows = [
-        ("file", str(report.output)),
-        ("criterion", report.criterion),
-        (
-            "multiply-adds",
-            f"{after.multiply_adds:,} per image, before {before.multiply_adds:,} "
-            f"({report.speedup:.2f} times fewer)",
-        ),
-        ("parameters", f"{after.parameters:,}, before {before.parameters:,}"),
-        ("size", f"{format_bytes(after.bytes)}, before {format_bytes(before.bytes)}"),
-        *report.units.items(),
-    ]
-    if report.outcome is None:
-        rows.append(("outputs", "the same: nothing was removed that an output depends on"))
-    else:
-        o = report.outcome
-        text = f"agreement {100 * o.agreement:.2f} % of {o.images} images"
-        if o.accuracy is not None and o.reference is not None:
-            text = (
-                f"{100 * o.accuracy:.2f} %, before {100 * o.reference:.2f} %: {o.change} "
-                f"(allowed {report.gate.max_drop:g}); {o.images} images"
-            )
-        rows += [
-            ("against the parent", text),
-            ("judged on", report.images["evaluated_on"]),
-            ("searched on", report.images["searched_on"]),
-        ]
-    print_table("Pruned", ("", ""), rows)

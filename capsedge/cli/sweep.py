@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from capsedge.cli import _options
 from capsedge.cli._options import grouped
-from capsedge.cli._output import log, print_json, print_table, require, say, warn
+from capsedge.cli._output import log, print_report, require, say
 from capsedge.cli._parameters import Option
 from capsedge.cli._paths import READS_DATA, READS_OR_NAME, WRITES
 from capsedge.optimization.sweep_options import SweepOptions
-from capsedge.runtime.files.text import format_bytes
 from capsedge.runtime.zoo import DEFAULT
-
-if TYPE_CHECKING:
-    from capsedge.optimization.sweep import Point, SweepReport
 
 Data = Annotated[
     Path,
@@ -75,43 +71,10 @@ def command(
         check_picture(picture)
     models = [str(each) for each in checkpoint] if checkpoint else [DEFAULT]
     swept = sweep(models, data, options, progress=log)
-    warn(*swept.warnings)
     if output is not None:
         write_text(output, json.dumps(swept.to_dict(), indent=2) + "\n")
     if picture is not None:
         draw(swept, picture)
-    if as_json:
-        print_json(swept.to_dict())
-    else:
-        _show(swept, options.keep)
-
-
-def _show(swept: SweepReport, keep: Path | None) -> None:
-    front = swept.front
-    columns = ["front", "model", "iters", "couplings", "precision", "ms", "size", "search", "test"]
-    print_table(
-        f"{len(swept.points)} files, the fastest first; {len(front)} on the Pareto front",
-        columns,
-        [_row(point) for point in sorted(swept.points, key=lambda p: p.milliseconds)],
-    )
-    say(
-        f"search: accuracy on {swept.searched_on}",
-        f"test: accuracy of the front on {swept.data}",
-    )
-    if keep is not None:
-        say(*(f"{keep / point.file}" for point in front))
-
-
-def _row(point: Point) -> list[str]:
-    tested = "-" if point.test_accuracy is None else f"{100 * point.test_accuracy:.2f} %"
-    return [
-        "*" if point.front else "",
-        point.model,
-        str(point.iterations),
-        point.couplings,
-        point.precision,
-        f"{point.milliseconds:.2f}",
-        format_bytes(point.bytes),
-        f"{100 * point.accuracy:.2f} %",
-        tested,
-    ]
+    print_report(swept, as_json)
+    if options.keep is not None and not as_json:
+        say(*(f"{options.keep / point.file}" for point in swept.front))

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from capsedge.errors import ParityError
-from capsedge.graph.fusion import FusionReport
+from capsedge.exporters.export_options import REWRITES
+from capsedge.graph.fusion import FusionReport, by_reason
 from capsedge.runtime.files.text import format_bytes
 from capsedge.runtime.metadata import ModelMetadata
-from capsedge.runtime.result_summary import Row, Summarized, Summary, short
+from capsedge.runtime.result_summary import Report, short, verdict
 from capsedge.spec.vocabularies import LENGTHS, LOGITS, REGRESSION
 from capsedge.tolerance import MAX_GROWTH
 
@@ -80,7 +81,7 @@ def scores_output(stated: ModelMetadata | None, outputs: Sequence[str]) -> Score
 
 
 @dataclass(frozen=True, repr=False)
-class ExportReport(Summarized):
+class ExportReport(Report):
     """The result of an export.
 
     Attributes:
@@ -121,26 +122,61 @@ class ExportReport(Summarized):
     score_warnings: tuple[str, ...] = ()
     unregistered: tuple[str, ...] = ()
 
-    def _summary(self) -> Summary:
-        verdict = "PASSED" if self.passed else "FAILED"
-        difference = max((p.max_abs for p in self.required), default=0.0)
-        written = "not written (dry run)" if self.dry_run else str(self.path)
-        proof = f"{verdict}, largest difference {difference:.2g} in {len(self.parity)} comparisons"
-        rows = [
-            Row("file", f"{written}, {format_bytes(self.size)}"),
-            Row("against PyTorch", proof),
-            *([Row("scores", str(self.scores))] if self.scores else []),
-            Row("operators", ", ".join(f"{n} {kind}" for kind, n in self.operators.items())),
-            *(Row(name, effect) for name, effect in self.rewrites.items()),
-            *(Row("not in the state dict", name) for name in self.unregistered),
-            *(Row("note", note) for note in (*self.notes, *self.warnings)),
-        ]
+    def _lines(self) -> list[str]:
         nodes = f"{sum(self.operators.values())} nodes, ops '{self.ops}'"
-        first = f"{short(self.path.name) if self.path else 'dry run'}: {format_bytes(self.size)}, {nodes}"
-        lines = [first, proof]
+        name = "dry run" if self.path is None else short(self.path.name)
+        difference = max((p.max_abs for p in self.required), default=0.0)
+        lines = [
+            f"{name}: {format_bytes(self.size)}, {nodes}",
+            f"{verdict(self.passed)}, largest difference {difference:.2g} in {len(self.parity)} comparisons",
+        ]
         if self.unregistered:
             lines.append(f"not in the state dict: {', '.join(self.unregistered)}")
-        return Summary("ExportReport", lines, rows)
+        return lines
+
+    def rows(self) -> list[tuple[str, str]]:
+        """The file, its operators, and its comparison with PyTorch."""
+        kinds = ", ".join(f"{n} {kind}" for kind, n in self.operators.items())
+        return [
+            ("file", "not written (dry run)" if self.path is None else str(self.path)),
+            (
+                "size",
+                f"{self.size / 1e6:.2f} MB, opset {self.opset}, IR {self.ir_version}, ops {self.ops}",
+            ),
+            ("inputs", _shapes(self.inputs)),
+            ("outputs", _shapes(self.outputs)),
+            *([("scores", str(self.scores))] if self.scores else []),
+            ("operators", f"{kinds}; function bodies: {self.functions}"),
+            ("rewrites", self._rewrites()),
+            ("parity", self._parity()),
+            *self._fusion(),
+            *(("unsaved", f"{name}: not in the state dict") for name in self.unregistered),
+        ]
+
+    def _rewrites(self) -> str:
+        """Each rewrite and its effect, stated once if it is the same for all."""
+        effects = set(self.rewrites.values())
+        if len(effects) == 1 and "without effect" in (only := next(iter(effects))):
+            return only
+        return "; ".join(f"{name} {self.rewrites[key]}" for name, key in REWRITES.items())
+
+    def _parity(self) -> str:
+        worst = self.worst
+        return (
+            f"{len(self.parity)} comparisons with PyTorch; the worst ({worst.output}, {worst.case}) "
+            f"at {100 * worst.excess:.0f} % of its tolerance (atol {self.atol:g}, rtol {self.rtol:g})"
+        )
+
+    def _fusion(self) -> list[tuple[str, str]]:
+        """The user's own routing that became operators, what was left, and remarks."""
+        rows = []
+        for each in self.fusion.fused:
+            read = ", ".join(f"{k} {v}" for k, v in each.parameters.items())
+            rows.append(("fused", f"{each.operator}: {read}"))
+        for places, reason in by_reason((e.tensor, e.reason) for e in self.fusion.not_fused):
+            rows.append(("left", f"{places}, as standard operators: {reason}"))
+        notes = dict.fromkeys((*self.notes, *(n for f in self.fusion.fused for n in f.notes)))
+        return [*rows, *(("note", note) for note in notes)]
 
     @property
     def dry_run(self) -> bool:
@@ -257,3 +293,7 @@ def required(parity: Sequence[CaseParity]) -> tuple[CaseParity, ...]:
 def _finite(value: Any) -> Any:
     """A JSON value; None for an infinite difference."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _shapes(values: dict[str, list[int | str]]) -> str:
+    return ", ".join(f"{name} {shape}".replace("'", "") for name, shape in values.items())

@@ -39,7 +39,7 @@ from capsedge.runtime.files.writing import (
 from capsedge.runtime.metadata import Preprocessing
 from capsedge.runtime.origin import NOT_COMPARED, ORIGIN_KEY, Origin
 from capsedge.runtime.progress import Progress, silent
-from capsedge.runtime.result_summary import Row, Summarized, Summary, short
+from capsedge.runtime.result_summary import Report, short
 from capsedge.runtime.user_metadata import Description
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, repr=False)
-class ImportReport(Summarized):
+class ImportReport(Report):
     """The result of an import.
 
     Attributes:
@@ -72,19 +72,29 @@ class ImportReport(Summarized):
     measured: Measured | None
     warnings: tuple[str, ...]
 
-    def _summary(self) -> Summary:
-        name = "not written" if self.output is None else str(self.output)
-        parameters = f"{self.parameters:,} parameters"
+    def _lines(self) -> list[str]:
+        name = "not written" if self.output is None else self.output.name
         compared = "compared with" if self.comparison is not None else "not compared with"
-        rows = [
-            Row("file", name),
-            Row("network", f"{self.origin.family}, {parameters}"),
-            Row("identified by", self.identified_by),
-            Row("author's code", f"{compared} it"),
-            *(Row("warning", warning) for warning in self.warnings),
+        return [
+            f"{short(name)}: {short(self.origin.family)}, {self.parameters:,} parameters",
+            f"{compared} the author's code",
         ]
-        first = f"{short(Path(name).name)}: {short(self.origin.family)}, {parameters}"
-        return Summary("ImportReport", [first, f"{compared} the author's code"], rows)
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Where the weights come from, the network, and its comparison with the author's code."""
+        origin, counted = self.origin, self.model.config.iterations
+        return [
+            ("file", f"{origin.file}: {self.format}"),
+            ("family", f"{origin.family}: {origin.dialect}"),
+            ("by", self.identified_by),
+            ("source", f"{origin.source}; licence: {origin.licence or 'not stated'}"),
+            *(("differs", text) for text in origin.differences),
+            *(("note", text) for text in origin.notes),
+            ("network", f"{self.parameters:,} parameters, {counted} weighted sums"),
+            *([] if self.comparison is None else self.comparison.facts()),
+            *([] if self.measured is None else self.measured.facts()),
+            ("checkpoint", "not written" if self.output is None else str(self.output)),
+        ]
 
     @property
     def parameters(self) -> int:

@@ -44,6 +44,16 @@ class Measured:
     useless: tuple[str, ...] = ()
     data: str = ""
 
+    def facts(self) -> list[tuple[str, str]]:
+        """A row of an `ImportReport`."""
+        if self.accuracy is not None:
+            return [
+                ("accuracy", f"{100 * self.accuracy:.2f} % of {self.images} images ({self.data})")
+            ]
+        named = zip(self.errors.items(), self.units, strict=True)
+        errors = ", ".join(f"{name} {error:.4g} {unit}".rstrip() for (name, error), unit in named)
+        return [("mean error", f"{errors}; {self.images} images ({self.data})")]
+
     @property
     def warnings(self) -> tuple[str, ...]:
         """Warnings for the user."""

@@ -156,6 +156,21 @@ class ReferenceCheck:
     fixed: str = ""
     unchecked: str = ""
 
+    def facts(self) -> list[tuple[str, str]]:
+        """Rows of an `ImportReport`."""
+        facts = f"{self.inputs} inputs with {self.code}: largest difference {self.largest_difference:.2g}"
+        rows = [("compared", f"{facts}, {self.flips} flips, NaN of the author's code {self.nan}")]
+        if self.least_margin is not None:
+            narrow = (
+                f"{self.narrow} below the tolerance, of which {self.narrow_flips} decide otherwise"
+            )
+            rows.append(
+                ("margins", f"the smallest {self.least_margin:.2g} of the largest score; {narrow}")
+            )
+        if self.fixed:
+            rows.append(("fixed", f"in the author's code: {self.fixed}"))
+        return rows
+
     def to_dict(self) -> dict[str, Any]:
         """JSON values only."""
         return asdict(self)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 import onnx
@@ -44,7 +44,7 @@ from capsedge.runtime.load import load_bytes
 from capsedge.runtime.metadata import Preprocessing
 from capsedge.runtime.origin import AnySplit, joint
 from capsedge.runtime.progress import Progress, silent
-from capsedge.runtime.result_summary import Row, Summarized, Summary, short
+from capsedge.runtime.result_summary import Report, short, verdict
 from capsedge.runtime.session import Session
 from capsedge.spec.vocabularies import ESCALATED
 
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, repr=False)
-class CascadeReport(Summarized):
+class CascadeReport(Report):
     """A cascade and its measurements.
 
     Attributes:
@@ -93,17 +93,17 @@ class CascadeReport(Summarized):
         """Whether the cascade reaches the required agreement and escalates few enough images."""
         return not self.failures
 
-    def _summary(self) -> Summary:
-        text = f"{'PASSED' if self.passed else 'FAILED'}: {self.cascade.agreed}"
-        rows = [Row(name, value) for name, value in self.rows()]
-        rows += [Row("warning", warning) for warning in self.warnings]
+    heading: ClassVar[str] = "Cascade"
+
+    def _lines(self) -> list[str]:
         name = "not written" if self.output is None else self.output.name
-        return Summary(
-            "CascadeReport", [f"{short(name)}: {format_bytes(len(self.model))}", text], rows
-        )
+        return [
+            f"{short(name)}: {format_bytes(len(self.model))}",
+            f"{verdict(self.passed)}: {self.cascade.agreed}",
+        ]
 
     def rows(self) -> list[tuple[str, str]]:
-        """Lines of text for the user."""
+        """The file, the networks, the agreement, and the images of both."""
         file = "not written" if self.output is None else str(self.output)
         alone = f"{self.small_agreement:.4%} with the large network"
         return [
@@ -117,6 +117,10 @@ class CascadeReport(Summarized):
             ("measured on", self.data),
             ("thresholds from", f"{self.calibration_images:,} other images and augmented copies"),
         ]
+
+    def closing(self) -> list[str]:
+        """The verdict."""
+        return [verdict(self.passed)]
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""

@@ -32,7 +32,7 @@ from capsedge.runtime.onnx_file.summary import OnnxSummary, read_harmless
 from capsedge.runtime.profiling.compare import CAPSEDGE, Entrant, compare
 from capsedge.runtime.profiling.worker import RunLimits, Specification
 from capsedge.runtime.progress import Progress, silent
-from capsedge.runtime.result_summary import Row, Summarized, Summary, short
+from capsedge.runtime.result_summary import Report, Table, short
 from capsedge.runtime.table_indices import explained
 from capsedge.runtime.user_metadata import Description, describe_model
 from capsedge.spec import limits
@@ -47,7 +47,7 @@ _WORKER = "capsedge.graph.fusion.optimize_graph"
 
 
 @dataclass(frozen=True, repr=False)
-class OptimizationReport(Summarized):
+class OptimizationReport(Report):
     """The result of an optimization.
 
     Attributes:
@@ -82,32 +82,46 @@ class OptimizationReport(Summarized):
     before_ms: float | None
     after_ms: float | None
 
-    def _summary(self) -> Summary:
-        name = "not written" if self.output is None else str(self.output)
+    def _lines(self) -> list[str]:
+        name = "not written" if self.output is None else self.output.name
         nodes = f"{self.nodes_before} nodes became {self.nodes}"
-        proof = (
-            f"largest difference {self.largest_difference:.2g} in {self.comparisons} comparisons"
-        )
-        speed = [] if self.gain is None else [Row("speed", f"{self.gain:.2f} times the original's")]
+        first = f"{short(name)}: {len(self.fused)} operators found, {nodes}"
+        return [first, self._verified]
+
+    @property
+    def _verified(self) -> str:
+        return f"largest difference {self.largest_difference:.2g} in {self.comparisons} comparisons"
+
+    def rows(self) -> list[tuple[str, str]]:
+        """The file before and after, remarks, and its comparison with the original."""
+        notes = dict.fromkeys((*self.notes, *(n for f in self.fused for n in f["notes"])))
         rows = [
-            Row("file", f"{name}, {format_bytes(self.size)}"),
-            Row("graph", nodes),
-            Row("against the original", proof),
-            *speed,
-            *(
-                Row("operator", f"{f.get('operator', '')} {f.get('tensor', '')}")
-                for f in self.fused
-            ),
-            *(
-                Row("left", f"{places}: {reason}")
-                for places, reason in by_reason(
-                    (e.get("tensor", ""), e.get("reason", "")) for e in self.not_fused
-                )
-            ),
-            *(Row("note", note) for note in self.notes),
+            ("file", "not written" if self.output is None else str(self.output)),
+            *([] if self.fused or self.not_fused else [("routing", "none was found")]),
+            *(("note", note) for note in notes),
+            ("nodes", f"{self.nodes_before} before, {self.nodes} now"),
+            ("opset", f"{self.opset_before} before, {self.opset} now"),
+            ("batch", self.batch),
+            ("size", f"{format_bytes(self.source_size)} before, {format_bytes(self.size)} now"),
         ]
-        first = f"{short(Path(name).name)}: {len(self.fused)} operators found, {nodes}"
-        return Summary("OptimizationReport", [first, proof], rows)
+        if self.comparisons:
+            rows.append(("verified", f"{self._verified} with the original"))
+        if self.gain is not None:
+            times = f"{self.before_ms:.3g} ms before, {self.after_ms:.3g} ms now"
+            rows.append(("time", f"{times}: {self.gain:.2f} times as fast (one thread, in turns)"))
+        return rows
+
+    def tables(self) -> list[Table]:
+        """The routing that was replaced, and what was left."""
+        fused = [
+            (f["operator"], f["tensor"], ", ".join(f"{k} {v}" for k, v in f["parameters"].items()))
+            for f in self.fused
+        ]
+        left = by_reason((e["tensor"], e["reason"]) for e in self.not_fused)
+        return [
+            Table("fused", ("operator", "makes", "read off"), fused),
+            Table("left as it was", ("softmax", "why"), left),
+        ]
 
     @property
     def gain(self) -> float | None:

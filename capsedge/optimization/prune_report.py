@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from capsedge.calibration.accuracy import Gate, Outcome
-from capsedge.runtime.result_summary import Row, Summarized, Summary, short
+from capsedge.runtime.files.text import format_bytes
+from capsedge.runtime.result_summary import Report, short, verdict
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Round:
 
 
 @dataclass(frozen=True, repr=False)
-class PruningReport(Summarized):
+class PruningReport(Report):
     """The units that pruning removed, and the loss of accuracy.
 
     Attributes:
@@ -92,23 +93,46 @@ class PruningReport(Summarized):
         """Factor by which the multiply-adds were reduced."""
         return self.before.multiply_adds / self.after.multiply_adds
 
-    def _summary(self) -> Summary:
-        verdict = "PASSED" if self.passed else "FAILED"
-        text = "no output changed" if self.outcome is None else f"{verdict}: {self.outcome}"
-        ratio = f"{self.speedup:.2f} times fewer multiply-adds"
-        rows = [
-            Row("file", str(self.output)),
-            Row("criterion", self.criterion),
-            Row("multiply-adds", f"{self.after.multiply_adds:,} of {self.before.multiply_adds:,}"),
-            Row("parameters", f"{self.after.parameters:,} of {self.before.parameters:,}"),
-            *(Row(name, kept) for name, kept in self.units.items()),
-            Row("against the parent", text),
-            *(() if self.outcome is None else (Row("judged on", self.images["evaluated_on"]),)),
-            *(Row("warning", warning) for warning in self.warnings),
+    heading: ClassVar[str] = "Pruned"
+
+    def _lines(self) -> list[str]:
+        first = f"{short(self.output.name)}: {self.speedup:.2f} times fewer multiply-adds"
+        if self.outcome is None:
+            return [first, "no output changed"]
+        return [first, f"{verdict(self.passed)}: {self.outcome}, on {self.images['evaluated_on']}"]
+
+    def rows(self) -> list[tuple[str, str]]:
+        """The file, its size, the units kept, and the loss."""
+        before, after = self.before, self.after
+        return [
+            ("file", str(self.output)),
+            ("criterion", self.criterion),
+            (
+                "multiply-adds",
+                f"{after.multiply_adds:,} per image, before {before.multiply_adds:,} "
+                f"({self.speedup:.2f} times fewer)",
+            ),
+            ("parameters", f"{after.parameters:,}, before {before.parameters:,}"),
+            ("size", f"{format_bytes(after.bytes)}, before {format_bytes(before.bytes)}"),
+            *self.units.items(),
+            *self._verdict(),
         ]
-        if self.outcome is not None:
-            text += f", on {self.images['evaluated_on']}"
-        return Summary("PruningReport", [f"{short(self.output.name)}: {ratio}", text], rows)
+
+    def _verdict(self) -> list[tuple[str, str]]:
+        o = self.outcome
+        if o is None:
+            return [("outputs", "the same: nothing was removed that an output depends on")]
+        text = f"agreement {100 * o.agreement:.2f} % of {o.images} images"
+        if o.accuracy is not None and o.reference is not None:
+            text = (
+                f"{100 * o.accuracy:.2f} %, before {100 * o.reference:.2f} %: {o.change} "
+                f"(allowed {self.gate.max_drop:g}); {o.images} images"
+            )
+        return [
+            ("against the parent", text),
+            ("judged on", self.images["evaluated_on"]),
+            ("searched on", self.images["searched_on"]),
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""

@@ -39,9 +39,8 @@ from capsedge.runtime.profiling.report_html import COLOURS
 from capsedge.runtime.profiling.worker import RunLimits, Specification
 from capsedge.runtime.progress import Progress, silent
 from capsedge.runtime.result_summary import (
-    Row,
-    Summarized,
-    Summary,
+    Report,
+    Table,
     caption,
     distinct_names,
     new_figure,
@@ -91,9 +90,24 @@ class Point:
         """The properties that distinguish it."""
         return CandidateKind(self.model, self.iterations, self.couplings, self.precision)
 
+    def cells(self) -> list[str]:
+        """Its row of the table."""
+        tested = "-" if self.test_accuracy is None else f"{100 * self.test_accuracy:.2f} %"
+        return [
+            "*" if self.front else "",
+            self.model,
+            str(self.iterations),
+            self.couplings,
+            self.precision,
+            f"{self.milliseconds:.2f}",
+            format_bytes(self.bytes),
+            f"{100 * self.accuracy:.2f} %",
+            tested,
+        ]
+
 
 @dataclass(frozen=True, repr=False)
-class SweepReport(Summarized):
+class SweepReport(Report):
     """All files of a sweep.
 
     Attributes:
@@ -119,15 +133,34 @@ class SweepReport(Summarized):
         """The Pareto front, the fastest first."""
         return tuple(sorted((p for p in self.points if p.front), key=lambda p: p.milliseconds))
 
-    def _summary(self) -> Summary:
-        best = [
+    def _lines(self) -> list[str]:
+        best = (
             f"{p.kind}: {100 * p.accuracy:.2f} %, {p.milliseconds:.2f} ms, {format_bytes(p.bytes)}"
             for p in self.front
-        ]
-        rows = [Row(p.file, text) for p, text in zip(self.front, best, strict=True)]
+        )
         first = f"{len(self.points)} files, {len(self.front)} on the Pareto front"
-        rows.append(Row("accuracy on", self.searched_on))
-        return Summary("SweepReport", [first, *best, f"accuracy on {self.searched_on}"], rows)
+        return [first, *best, f"accuracy on {self.searched_on}"]
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Nothing: all is in the table."""
+        return []
+
+    def tables(self) -> list[Table]:
+        """One row for each file."""
+        columns = (
+            "front", "model", "iters", "couplings", "precision", "ms", "size", "search", "test",
+        )  # fmt: skip
+        return [
+            Table(
+                f"{len(self.points)} files, the fastest first; {len(self.front)} on the Pareto front",
+                columns,
+                [p.cells() for p in sorted(self.points, key=lambda p: p.milliseconds)],
+                notes=[
+                    f"search: accuracy on {self.searched_on}",
+                    f"test: accuracy of the front on {self.data}",
+                ],
+            )
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""

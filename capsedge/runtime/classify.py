@@ -12,13 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
+from capsedge.runtime.ensemble import Ensemble
 from capsedge.runtime.files import reading
 from capsedge.runtime.files.writing import write_bytes
 from capsedge.runtime.images.decoding import SupportsRead
 from capsedge.runtime.images.inputs import folder_images
 from capsedge.runtime.metadata import Preprocessing
 from capsedge.runtime.output_roles import choose
-from capsedge.runtime.predictions import KEEP, Prediction, Predictor
+from capsedge.runtime.predictions import KEEP, Prediction
 from capsedge.runtime.progress import Progress, silent
 from capsedge.runtime.scores import decision_warnings
 from capsedge.runtime.session import Session
@@ -65,7 +66,7 @@ def image_files(names: Sequence[Path]) -> list[Path]:
 
 
 def classify_files(
-    model: Predictor,
+    model: Session | Ensemble,
     files: Sequence[Path],
     *,
     opened: Mapping[int, SupportsRead] | None = None,

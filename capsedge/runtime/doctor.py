@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from capsedge.errors import CapsedgeError
 from capsedge.runtime import machine as gpu
@@ -32,6 +32,7 @@ from capsedge.runtime.machine import (
     machine,
     simd_level,
 )
+from capsedge.runtime.result_summary import Report, Table
 
 # --- Compatible versions of JetPack, TensorRT, CUDA and driver (nvidia.json) ---
 
@@ -232,12 +233,51 @@ def _plugin(tensorrt_version: str) -> Check:
 # --- The diagnosis ---
 
 
-@dataclass(frozen=True)
-class Diagnosis:
+_JOBS = {
+    "infer": "Classify images here",
+    "faster": "Fused kernels",
+    "export": "Export, verify and train (workstation)",
+    "gpu": "NVIDIA GPU",
+    "compare": "Comparisons",
+}
+
+
+@dataclass(frozen=True, repr=False)
+class Diagnosis(Report):
     """All checks, and whether the base job works: classifying an image with the bundled model."""
+
+    heading: ClassVar[str] = "This machine"
 
     machine: dict[str, str]
     checks: tuple[Check, ...]
+
+    def _lines(self) -> list[str]:
+        return self.closing()
+
+    def rows(self) -> list[tuple[str, str]]:
+        """The machine."""
+        return list(self.machine.items())
+
+    def tables(self) -> list[Table]:
+        """The checks of each job, and how to get what is missing."""
+        jobs = [
+            Table(
+                title,
+                ("", "", ""),
+                [(c.name, c.status, c.found) for c in self.checks if c.job == job],
+            )
+            for job, title in _JOBS.items()
+        ]
+        missing = [line for c in self.checks if c.status != OK for line in c.advice()]
+        return [*jobs, *([Table("", (), (), notes=["Missing", *missing])] if missing else [])]
+
+    def closing(self) -> list[str]:
+        """Whether the base job works."""
+        return [
+            "PASSED: images can be classified here"
+            if self.ready
+            else "FAILED: images cannot be classified here"
+        ]
 
     @property
     def ready(self) -> bool:

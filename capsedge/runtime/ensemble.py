@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import chain
-from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -23,25 +20,22 @@ from capsedge.runtime.images.inputs import (
     only,
     read_for_members,
 )
+from capsedge.runtime.loaded_model import ImageOptions, LoadedModel
 from capsedge.runtime.output_roles import choose
 from capsedge.runtime.predictions import KEEP, Label, Prediction
-from capsedge.runtime.result_summary import Row, Summarized, Summary, short
-from capsedge.runtime.runner import run_size
+from capsedge.runtime.result_summary import Row, Summary, short
 from capsedge.runtime.session import Session
 from capsedge.runtime.tensors import stack_images
 from capsedge.spec import limits
 from capsedge.spec.fields import CONFIDENT
 from capsedge.spec.vocabularies import REGRESSION
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
 _NAMES = 3  # files in the name of an ensemble
 _KINDS = {"logits": "probability"}  # of a score, once it is averaged
 _FIX = "Leave one of them out."
 
 
-class Ensemble(Summarized):
+class Ensemble(LoadedModel[list[NDArray[Any]]]):
     """Several loaded models whose results are averaged. A context manager; safe to use from several threads
     at once.
 
@@ -80,18 +74,6 @@ class Ensemble(Summarized):
             m.metadata is not None and bool(m.metadata.typical_input) for m in self.members
         ]
 
-    def __enter__(self) -> Self:
-        self._check_open()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def close(self) -> None:
         """Close all members; calls in progress are not affected. A second call does nothing."""
         if self._pool is not None:
@@ -105,15 +87,9 @@ class Ensemble(Summarized):
         return any(member.closed for member in self.members)
 
     @property
-    def paths(self) -> tuple[Path, ...]:
-        """The members' files."""
-        return tuple(member.path for member in self.members)
-
-    @property
-    def ops(self) -> str:
-        """As `Backend.ops`, if it is the same for all members; otherwise ``mixed``."""
-        found = {member.backend.ops for member in self.members}
-        return found.pop() if len(found) == 1 else "mixed"
+    def sessions(self) -> tuple[Session, ...]:
+        """The members."""
+        return self.members
 
     @property
     def score_kind(self) -> str:
@@ -133,117 +109,44 @@ class Ensemble(Summarized):
         more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
         return " + ".join(names[:_NAMES]) + more
 
-    def class_name(self, index: int) -> str:
-        """The name of a class; its number if the files do not name classes."""
-        return self.members[0].class_name(index)
-
-    def prepare(
-        self, image: OneImage, invert: bool = False, *, layout: str | None = None
-    ) -> NDArray[np.float32]:
-        """The members' inputs for one image, ``[M, C, H, W]``, each by its own preprocessing.
-
-        Args:
-            image, invert, layout: as for `Session.prepare`.
-
-        Raises:
-            UsageError, ArtefactError: as `Session.prepare`.
-        """
-        image_of_all = only(read_for_members(self._readers(invert, layout), image))
+    def _prepared(self, image: OneImage, options: ImageOptions) -> NDArray[np.float32]:
+        image_of_all = only(read_for_members(self._readers(options), image))
         return image_of_all[self._which]
 
-    def predict(
+    def _predicted(
         self,
-        images: Images,
-        top_k: int | None = None,
-        threshold: float | None = None,
-        invert: bool = False,
-        *,
-        layout: str | None = None,
-        prepared: bool | None = None,
-        batch_size: int | None = None,
-    ) -> list[Prediction]:
-        """The mean of the members' predictions, as `Session.predict`; ``ensemble(images)`` is the same.
-
-        Raises:
-            UsageError, ArtefactError: as `Session.predict`.
-        """
-        return list(
-            self._predictions(images, top_k, threshold, invert, layout, prepared, batch_size)
-        )
-
-    __call__ = predict
-
-    def stream(
-        self,
-        images: Images,
-        top_k: int | None = None,
-        threshold: float | None = None,
-        invert: bool = False,
-        *,
-        layout: str | None = None,
-        prepared: bool | None = None,
-        batch_size: int = 1,
-    ) -> Iterator[Prediction]:
-        """The predictions of `predict` one after another, as `Session.stream`.
-
-        Raises:
-            UsageError, ArtefactError: as `Session.stream`.
-        """
-        return self._predictions(images, top_k, threshold, invert, layout, prepared, batch_size)
-
-    def _predictions(
-        self,
-        images: Images,
+        batch: list[NDArray[Any]],
         top_k: int | None,
         threshold: float | None,
         invert: bool,
-        layout: str | None,
-        prepared: bool | None,
-        batch_size: int | None,
     ) -> Iterator[Prediction]:
-        """The predictions; wrong arguments are refused at once."""
-        self._check_open()
-        top_k, threshold = self.members[0].roles.choice(top_k, threshold)
-        batches = self._inputs(images, batch_size, invert, layout, prepared)
-
-        def answered(batch: Sequence[NDArray[Any]]) -> Iterator[Prediction]:
-            for found in zip(*self._predict_members(batch), strict=True):
-                one = average(found, self._criteria, self.class_name, top_k, threshold)
-                yield replace(one, hint=KEEP) if invert and one.hint else one
-
-        return chain.from_iterable(answered(batch) for batch in batches)
+        for each in zip(*self._predict_members(batch), strict=True):
+            one = average(each, self._criteria, self.class_name, top_k, threshold)
+            yield replace(one, hint=KEEP) if invert and one.hint else one
 
     def _predict_members(self, batch: Sequence[NDArray[Any]]) -> list[list[Prediction]]:
         """The members' predictions for their inputs, each ``[n, C, H, W]``."""
         run = map if self._pool is None else self._pool.map
         return list(run(_predict, self.members, batch))
 
-    def _inputs(
-        self,
-        images: Images,
-        batch_size: int | None,
-        invert: bool,
-        layout: str | None,
-        prepared: bool | None,
+    def _batches(
+        self, images: Images, size: int, options: ImageOptions
     ) -> Iterator[list[NDArray[Any]]]:
-        """Prepared batches, one for each member, as large as a run of every member takes."""
-        size = min(run_size(member.backend.batches, batch_size) for member in self.members)
+        """Prepared batches, one for each member."""
         given = on_host(images)
-        if prepared and isinstance(given, np.ndarray) and given.ndim == 5:
-            return self._of_members(given, size, invert)
+        if options.prepared and isinstance(given, np.ndarray) and given.ndim == 5:
+            return self._of_members(given, size, options.invert)
         if len(self._distinct) == 1:
-            first = self.members[0].image_input
-            alike = first.batches(images, size, invert, layout, prepared)
+            alike = self.members[0].image_input.batches(images, size, *options)
             return ([batch] * len(self.members) for batch in alike)
-        if prepared:
+        if options.prepared:
             raise UsageError(
                 "The members of this ensemble prepare images differently.",
                 "An array [N, C, H, W] is the input of only one member.",
                 "Pass pixels without prepared=True, or floats [N, M, C, H, W] from Ensemble.prepare.",
             )
-        readers = self._readers(invert, layout)
         # One after another, so that an open file or a generator is read once for all.
-        batches = stack_images(read_for_members(readers, given), size)
+        batches = stack_images(read_for_members(self._readers(options), given), size)
         return ([batch[:, k] for k in self._which] for batch in batches)
 
     def _of_members(
@@ -264,10 +167,12 @@ class Ensemble(Summarized):
             )
         return ([part[:, k] for k in range(count)] for part in stack_images(images, size))
 
-    def _readers(self, invert: bool, layout: str | None) -> list[ImageReader]:
+    def _readers(self, options: ImageOptions) -> list[ImageReader]:
         """One reader for each way of preparing images."""
         members = [self.members[self._which.index(k)] for k in range(len(self._distinct))]
-        return [m.image_input.reader(invert, layout, prepared=False) for m in members]
+        return [
+            m.image_input.reader(options.invert, options.layout, prepared=False) for m in members
+        ]
 
     def _check_open(self) -> None:
         if self.closed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -17,8 +17,6 @@ from capsedge.runtime.backends.cuda import load_cuda
 from capsedge.runtime.backends.engine_layers import EngineLayer
 from capsedge.runtime.backends.tensorrt_library import check_machine, this_machine
 from capsedge.runtime.backends.tensorrt_rtx import import_for
-from capsedge.runtime.engine_metadata import EngineMetadata
-from capsedge.runtime.files import text
 from capsedge.runtime.files.formats import is_engine
 from capsedge.runtime.files.json_documents import Malformed
 from capsedge.runtime.files.reading import file_size, open_regular_file
@@ -26,6 +24,13 @@ from capsedge.runtime.files.safetensors import TYPES, Header, read_header
 from capsedge.runtime.files.safetensors import field as checkpoint_field
 from capsedge.runtime.files.writing import MODEL_OR_BYTES, ModelLike, as_file, as_path, sha256
 from capsedge.runtime.finite import NotFinite, not_finite
+from capsedge.runtime.inspection_report import (
+    EngineInspection,
+    Inspection,
+    Intermediate,
+    RoutingLayer,
+    Tensors,
+)
 from capsedge.runtime.machine import power_mode
 from capsedge.runtime.metadata import ModelMetadata
 from capsedge.runtime.onnx_file.costs import votes_of
@@ -41,8 +46,7 @@ from capsedge.runtime.onnx_file.structure import (
 )
 from capsedge.runtime.onnx_file.summary import read_bytes
 from capsedge.runtime.origin import ORIGIN_KEY, PRUNING_KEY, Origin, Pruned
-from capsedge.runtime.result_summary import Row, Summarized, Summary, short
-from capsedge.runtime.table_indices import InputBounds, read_inputs_property
+from capsedge.runtime.table_indices import read_inputs_property
 from capsedge.spec.operators import DOMAIN, ROUTING_OPERATORS
 
 LARGEST = 5  # intermediate values listed
@@ -53,105 +57,6 @@ _FLOATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 # Other tensors of a checkpoint may be masks, which may be infinite.
 _WEIGHTS = (".weight", ".bias", ".running_mean", ".running_var")
 CONFIG_KEY = "capsedge.config"  # key in a checkpoint's metadata
-
-
-@dataclass(frozen=True)
-class Tensors:
-    """Stored tensors of one element type."""
-
-    type: str
-    tensors: int
-    elements: int
-    bytes: int
-
-
-@dataclass(frozen=True)
-class RoutingLayer:
-    """A routing node and the memory of its votes.
-
-    Attributes:
-        name, operator: name and operator of the node.
-        positions, children, parents, pose: votes are ``[N, positions, children, parents, pose]``; None
-            where the file does not say the shapes.
-        votes: batch -> bytes of the votes in FP32, which an unfused graph writes and reads back.
-        fused: batch -> bytes that a fused kernel moves: inputs, weights and outputs, once each.
-    """
-
-    name: str
-    operator: str
-    positions: int | None = None
-    children: int | None = None
-    parents: int | None = None
-    pose: int | None = None
-    votes: dict[int, int] = field(default_factory=dict)
-    fused: dict[int, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Intermediate:
-    """A large intermediate value of the graph: batch -> its bytes."""
-
-    name: str
-    type: str
-    shape: Shape
-    bytes: dict[int, int]
-
-
-@dataclass(repr=False)
-class Inspection(Summarized):
-    """The result of ``inspect``; ``to_dict`` is the document that ``--json`` prints.
-
-    Attributes:
-        bounds: the values and lengths that an ONNX file allows, by input.
-        training: the BatchNormalization nodes in training mode, which make the result of an image depend on
-            the others of its batch.
-        not_finite: the tensors with NaN, and the weights with infinite values.
-    """
-
-    path: str
-    kind: str
-    bytes: int
-    sha256: str
-    tensors: list[Tensors]
-    ir_version: int | None = None
-    opsets: dict[str, int] = field(default_factory=dict)
-    producer: str = ""
-    inputs: list[Value] = field(default_factory=list)
-    outputs: list[Value] = field(default_factory=list)
-    bounds: dict[str, InputBounds] = field(default_factory=dict)
-    operators: dict[str, dict[str, int]] = field(default_factory=dict)
-    functions: list[dict[str, Any]] = field(default_factory=list)
-    routing: list[RoutingLayer] = field(default_factory=list)
-    largest: list[Intermediate] = field(default_factory=list)
-    buffers: int = 0
-    external_data: bool = False
-    training: list[str] = field(default_factory=list)
-    not_finite: list[NotFinite] = field(default_factory=list)
-    metadata: ModelMetadata | None = None
-    configuration: dict[str, Any] | None = None
-    origin: Origin | None = None
-    pruned: Pruned | None = None
-
-    def _summary(self) -> Summary:
-        holds = f"{self.kind}, {text.format_bytes(self.bytes)}, {self.parameters:,} parameters"
-        routing = ", ".join(f"{short(r.name)} ({r.operator})" for r in self.routing)
-        rows = [
-            Row("file", self.path),
-            Row("holds", holds),
-            *(Row("input", f"{short(v.name)} {v.type}") for v in self.inputs),
-            *(Row("output", f"{short(v.name)} {v.type}") for v in self.outputs),
-            *([Row("routing", routing)] if routing else []),
-        ]
-        return Summary("Inspection", [f"{short(Path(self.path).name)}: {holds}"], rows)
-
-    @property
-    def parameters(self) -> int:
-        """Elements of all floating-point tensors in the file, except a checkpoint's running statistics."""
-        return sum(t.elements for t in self.tensors if "float" in t.type) - self.buffers
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON values only."""
-        return {"schema": 1, "parameters": self.parameters, **asdict(self)}
 
 
 def inspect_file(path: Path | str, batches: Sequence[int] = (1,)) -> Inspection:
@@ -391,38 +296,6 @@ def inspect(model: ModelLike, *, batch: int | Sequence[int] = 1) -> Inspection |
 
 
 # --- TensorRT engines, by their metadata file: nothing is loaded ---
-
-
-@dataclass(frozen=True, repr=False)
-class EngineInspection(Summarized):
-    """A TensorRT engine, as described by its metadata file.
-
-    Attributes:
-        path: of the engine.
-        engine_metadata: the metadata file next to it.
-        runs_here: whether it was built for this machine, or for its kind of GPU; None if that is unknown.
-        because: why it does not run here, or why this is unknown; empty if it runs.
-        timed_for: power mode and multiprocessors for which its kernels were chosen, if they differ here.
-    """
-
-    path: str
-    engine_metadata: EngineMetadata
-    runs_here: bool | None
-    because: str
-    timed_for: str = ""
-
-    def _summary(self) -> Summary:
-        runs = {True: "runs here", False: "does not run here", None: "may run here"}[self.runs_here]
-        built = f"{self.engine_metadata.target}, {self.engine_metadata.precision}"
-        rows = [Row("engine", self.path), Row("built", built), Row("here", runs)]
-        rows += [Row("because", self.because)] if self.because else []
-        return Summary(
-            "EngineInspection", [f"{short(Path(self.path).name)}: {built}, {runs}"], rows
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """As ``capsedge inspect --json`` prints it."""
-        return {"schema": 1, "kind": "engine", **asdict(self)}
 
 
 def engine_layers(path: Path, device: int = 0) -> list[EngineLayer]:

@@ -163,6 +163,10 @@ class Check:
     cost: str = ""
     fix: str = ""
 
+    def advice(self) -> tuple[str, str]:
+        """What is lost without the part, and the fix."""
+        return f"  {self.name}: {self.cost}.", f"    -> {self.fix}"
+
 
 # --- The NVIDIA GPU, its driver, and what keeps ONNX Runtime from using it ---
 

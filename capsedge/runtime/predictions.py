@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import repeat
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from capsedge.runtime.images.inputs import Images, OneImage
 from capsedge.runtime.metadata import ModelMetadata
 from capsedge.runtime.result_summary import Row, Summarized, Summary, short
 from capsedge.runtime.typical_input import Floats, Measurements, TypicalInput, measure, measure_all
@@ -149,61 +148,6 @@ class Prediction(Summarized):
             "score_kind": self.score_kind,
             **remarks,
         }
-
-
-class Predictor(Protocol):
-    """The base of everything that predicts: a `Session`, and an `Ensemble` of several."""
-
-    def predict(
-        self,
-        images: Images,
-        top_k: int | None = None,
-        threshold: float | None = None,
-        invert: bool = False,
-        *,
-        layout: str | None = None,
-        prepared: bool | None = None,
-        batch_size: int | None = None,
-    ) -> list[Prediction]:
-        """One prediction per image."""
-
-    def stream(
-        self,
-        images: Images,
-        top_k: int | None = None,
-        threshold: float | None = None,
-        invert: bool = False,
-        *,
-        layout: str | None = None,
-        prepared: bool | None = None,
-        batch_size: int = 1,
-    ) -> Iterator[Prediction]:
-        """The predictions one after another."""
-
-    def prepare(
-        self, image: OneImage, invert: bool = False, *, layout: str | None = None
-    ) -> NDArray[np.float32]:
-        """The input for one image, prepared."""
-
-    def reconstruct(
-        self,
-        images: Images,
-        invert: bool = False,
-        *,
-        layout: str | None = None,
-        prepared: bool | None = None,
-    ) -> NDArray[np.float32]:
-        """The decoder's pictures of images; an ensemble refuses, since each network has its own."""
-
-    def class_name(self, index: int) -> str:
-        """The name of a class; its number if there are no names."""
-
-    def close(self) -> None:
-        """Free what was loaded; calls in progress are not affected."""
-
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
 
 
 def with_hints(

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from xml.etree import ElementTree
 
 from capsedge.errors import EnvironmentProblem, UsageError
@@ -42,6 +42,22 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Table:
+    """A title, the column headings, and the rows.
+
+    Attributes:
+        essential: the columns that a narrow terminal shows; empty for all.
+        notes: sentences below the table.
+    """
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    essential: Sequence[str] = ()
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
 class Summary:
     """The summary that a result displays. All texts are made harmless here.
 
@@ -49,11 +65,15 @@ class Summary:
         title: the kind of result.
         lines: what matters most; at most three lines are shown.
         rows: the table of a notebook, below the first line.
+        tables: more tables of a notebook.
+        closing: sentences at its end.
     """
 
     title: str
     lines: Sequence[str]
     rows: Sequence[Row] = ()
+    tables: Sequence[Table] = ()
+    closing: Sequence[str] = ()
 
     def text(self) -> str:
         """``<title line>``, with up to two more lines."""
@@ -69,7 +89,9 @@ class Summary:
         )
         head = f"<b>{_escaped(self.title)}</b> {_escaped(self.lines[0])}"
         table = f'<table style="{_TABLE}">{table}</table>' if table else ""
-        return f'<div style="{_BOX}"><div>{head}</div>{table}</div>'
+        more = "".join(_html_table(table) for table in self.tables if table.rows or table.notes)
+        more += "".join(f"<div>{_escaped(line)}</div>" for line in self.closing)
+        return f'<div style="{_BOX}"><div>{head}</div>{table}{more}</div>'
 
 
 class Summarized(ABC):
@@ -86,6 +108,51 @@ class Summarized(ABC):
         return self._summary().html()
 
 
+class Report(Summarized):
+    """The result of a verb. Its rows and tables are what the command line prints and a notebook shows.
+
+    Attributes:
+        heading: the title of the rows; without one, the command line prints them as plain lines.
+    """
+
+    heading: ClassVar[str] = ""
+
+    @abstractmethod
+    def _lines(self) -> Sequence[str]:
+        """What matters most, for ``repr``."""
+
+    @abstractmethod
+    def rows(self) -> list[tuple[str, str]]:
+        """Facts about the result: the name and the value of each."""
+
+    def tables(self) -> list[Table]:
+        """What is printed below the rows."""
+        return []
+
+    def closing(self) -> list[str]:
+        """The last lines: what failed, and the verdict."""
+        return []
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values only."""
+
+    def _summary(self) -> Summary:
+        rows = [Row(name, value) for name, value in self.rows()]
+        rows += [Row("warning", warning) for warning in warnings_of(self)]
+        return Summary(type(self).__name__, self._lines(), rows, self.tables(), self.closing())
+
+
+def verdict(passed: bool) -> str:
+    """The outcome of a check, in a word."""
+    return "PASSED" if passed else "FAILED"
+
+
+def warnings_of(report: Report) -> tuple[str, ...]:
+    """The warnings of a report; none of a kind that has none."""
+    return tuple(getattr(report, "warnings", ()))
+
+
 def short(name: object) -> str:
     """A name from a file, for one place in a line."""
     return _cut(str(name), _NAME)
@@ -100,6 +167,18 @@ def _escaped(text: str) -> str:
     import html  # takes as long to import as the rest of this module
 
     return html.escape(printable(text))
+
+
+def _html_table(table: Table) -> str:
+    lines = [(_HEAD, table.columns), *((_CELL, row) for row in table.rows)]
+    cells = (
+        "".join(f'<td style="{style}">{_escaped(cell)}</td>' for cell in line)
+        for style, line in lines
+        if any(line)
+    )
+    body = "".join(f"<tr>{line}</tr>" for line in cells)
+    notes = "".join(f"<div>{_escaped(note)}</div>" for note in table.notes)
+    return f'<div>{_escaped(table.title)}</div><table style="{_TABLE}">{body}</table>{notes}'
 
 
 def _bar(share: float | None) -> str:

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,26 +16,25 @@ from capsedge.runtime.backends.backend import Backend, Port, graph_text
 from capsedge.runtime.capabilities import Capabilities
 from capsedge.runtime.decoder import Decoder, classes_of, poses_of
 from capsedge.runtime.images.inputs import ImageInput, Images, OneImage
+from capsedge.runtime.loaded_model import ImageOptions, LoadedModel
 from capsedge.runtime.metadata import ModelMetadata
 from capsedge.runtime.output_roles import OutputRoles
 from capsedge.runtime.predictions import Prediction
-from capsedge.runtime.result_summary import Row, Summarized, Summary, short
+from capsedge.runtime.result_summary import Row, Summary, short
 from capsedge.runtime.routing_trace import Trace, run_traced
-from capsedge.runtime.runner import Runner, run_size
+from capsedge.runtime.runner import Runner
 from capsedge.runtime.tensors import AnyArray, fixed_bytes, shape_text
 from capsedge.spec import limits
 from capsedge.spec.vocabularies import RECONSTRUCTION
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from capsedge.runtime.backends.device_array import DeviceArray
 
 _SHOWN = 6  # ports in a summary
 _TRACED_CHUNK = 16  # images of a run
 
 
-class Session(Summarized):
+class Session(LoadedModel[NDArray[Any]]):
     """A loaded model. A context manager; safe to use from several threads at once.
 
     Args:
@@ -67,18 +65,6 @@ class Session(Summarized):
         self._runner = Runner(path, backend)
         self._decoder = decoder
 
-    def __enter__(self) -> Self:
-        self._runner.check_open()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def close(self) -> None:
         """Free the model; calls in progress are not affected. A second call does nothing."""
         self.backend.close()
@@ -96,9 +82,15 @@ class Session(Summarized):
         """Whether `close` was called; ``path``, ``metadata`` and the ports remain available."""
         return self.backend.closed
 
-    def class_name(self, index: int) -> str:
-        """The name of a class; its number if the file does not name classes."""
-        return self.roles.class_name(index)
+    @property
+    def sessions(self) -> tuple[Session, ...]:
+        """The session itself."""
+        return (self,)
+
+    @property
+    def name(self) -> str:
+        """The name of the file."""
+        return self.path.name
 
     def run(self, arrays: AnyArray | Mapping[str, AnyArray]) -> dict[str, NDArray[Any]]:
         """Run the model on prepared arrays.
@@ -172,119 +164,22 @@ class Session(Summarized):
         """
         return self._runner.run_on_device(arrays, out=out, stream=stream)
 
-    def predict(
-        self,
-        images: Images,
-        top_k: int | None = None,
-        threshold: float | None = None,
-        invert: bool = False,
-        *,
-        layout: str | None = None,
-        prepared: bool | None = None,
-        batch_size: int | None = None,
-    ) -> list[Prediction]:
-        """Classify images, or compute the values of a regression. ``session(images)`` is the same.
-
-        Args:
-            images: one image: an image file (a path, its bytes, or open), a Pillow image, or an array of
-                numpy, torch or any library with ``__array__`` or DLPack; an array of several; a folder; or an
-                iterable of all these, of which one batch at a time is in memory. Arrays are pixels
-                ``[H, W]``, ``[H, W, C]`` or ``[C, H, W]``, several with ``N`` in front, of uint8, uint16,
-                bool, or floats from 0 to 1, in any size; or floats ``[N, C, H, W]`` prepared as for `run`.
-            top_k: maximum number of labels. Without it and without a threshold: the best label, or for a
-                multi-label model those with a score of at least 0.5.
-            threshold: only labels with at least this score.
-            invert: for dark ink on a light background.
-            layout: the axes of arrays: ``HW``, ``HWC`` or ``CHW``, or the same with ``N`` in front; required
-                if a shape is ambiguous.
-            prepared: True for floats that already are the model's input, False for pixels; required if floats
-                of the model's size could be either.
-            batch_size: maximum number of images per run; None for 64. A file with a fixed batch uses that
-                size.
-
-        Returns:
-            One prediction per image.
-
-        Raises:
-            UsageError: an image cannot be read, does not fit or is ambiguous, its values are out of range, or
-                an argument is wrong.
-            ArtefactError: the file does not state its classes and its preprocessing, or computes NaN.
-        """
-        return list(
-            self._predictions(images, top_k, threshold, invert, layout, prepared, batch_size)
-        )
-
-    __call__ = predict
-
-    def stream(
-        self,
-        images: Images,
-        top_k: int | None = None,
-        threshold: float | None = None,
-        invert: bool = False,
-        *,
-        layout: str | None = None,
-        prepared: bool | None = None,
-        batch_size: int = 1,
-    ) -> Iterator[Prediction]:
-        """The predictions of `predict` one after another, each as soon as its batch is read.
-
-        Args:
-            images: as for `predict`; an iterable may be endless, such as the frames of a camera.
-            top_k, threshold, invert, layout, prepared: as for `predict`.
-            batch_size: number of images that are read before their predictions are returned; more is faster.
-
-        Raises:
-            UsageError, ArtefactError: as `predict`; wrong arguments raise at once, wrong images when they are
-                reached.
-        """
-        return self._predictions(images, top_k, threshold, invert, layout, prepared, batch_size)
-
-    def _predictions(
-        self,
-        images: Images,
-        top_k: int | None,
-        threshold: float | None,
-        invert: bool,
-        layout: str | None,
-        prepared: bool | None,
-        batch_size: int | None,
-    ) -> Iterator[Prediction]:
-        """The predictions; wrong arguments are refused at once."""
-        roles, run = self.roles, self._runner.run_batch
-        top_k, threshold = roles.choice(top_k, threshold)
-        batches = self._batches(images, batch_size, invert, layout, prepared)
-        return chain.from_iterable(
-            roles.predictions(batch, run(batch, roles.all), top_k, threshold, invert)
-            for batch in batches
-        )
-
-    def _batches(
-        self,
-        images: Images,
-        batch_size: int | None,
-        invert: bool,
-        layout: str | None,
-        prepared: bool | None,
-    ) -> Iterator[NDArray[Any]]:
-        """Prepared batches ``[n, C, H, W]``, as large as one run takes."""
-        size = run_size(self.backend.batches, batch_size)
+    def _check_open(self) -> None:
         self._runner.check_open()
-        return self.image_input.batches(images, size, invert, layout, prepared)
 
-    def prepare(
-        self, image: OneImage, invert: bool = False, *, layout: str | None = None
-    ) -> NDArray[np.float32]:
-        """The model's input ``[C, H, W]`` for one image, by the file's own preprocessing.
+    def _prepared(self, image: OneImage, options: ImageOptions) -> NDArray[np.float32]:
+        return self.image_input.reader(*options).one(image)
 
-        Args:
-            image, invert, layout: as for `predict`; an array of floats holds pixels from 0 to 1.
+    def _batches(self, images: Images, size: int, options: ImageOptions) -> Iterator[NDArray[Any]]:
+        """Prepared batches ``[n, C, H, W]``."""
+        return self.image_input.batches(images, size, *options)
 
-        Raises:
-            UsageError: the image cannot be read or does not fit, or there are several.
-            ArtefactError: the file does not state the preprocessing.
-        """
-        return self.image_input.reader(invert, layout, prepared=False).one(image)
+    def _predicted(
+        self, batch: NDArray[Any], top_k: int | None, threshold: float | None, invert: bool
+    ) -> Iterator[Prediction]:
+        roles = self.roles
+        outputs = self._runner.run_batch(batch, roles.all)
+        return iter(roles.predictions(batch, outputs, top_k, threshold, invert))
 
     def reconstruct(
         self,
@@ -303,7 +198,7 @@ class Session(Summarized):
         self.can.check_reconstruct()
         pictures = [
             self._runner.run_batch(batch, [RECONSTRUCTION])[RECONSTRUCTION]
-            for batch in self._batches(images, None, invert, layout, prepared)
+            for batch in self._read(images, None, ImageOptions(invert, layout, prepared))
         ]
         if not pictures:
             raise UsageError("There are no images to reconstruct.", "", "Pass at least one.")
@@ -359,7 +254,8 @@ class Session(Summarized):
         ports = [port for port in self.outputs if port.name in declared.outputs]
         per_image = max(1, sum(map(fixed_bytes, ports)) // (self.backend.batches.fixed or 1))
         most = max(1, limits.RUN_BYTES // per_image)
-        batches = self._batches(images, min(most, _TRACED_CHUNK), invert, layout, prepared)
+        options = ImageOptions(invert, layout, prepared)
+        batches = self._read(images, min(most, _TRACED_CHUNK), options)
         return run_traced(declared, per_image, batches, self._runner.run_batch)
 
     def _summary(self) -> Summary:

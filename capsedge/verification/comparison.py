@@ -14,6 +14,7 @@ from capsedge.errors import ArtefactError
 from capsedge.metrics import Decisions, ErrorCount, RegressionErrors, has_columns
 from capsedge.runtime.session import Session
 from capsedge.tolerance import Tolerance, excess, nearest_ratio, undefined
+from capsedge.verification.documents import ComparisonDocument, OutputDocument
 from capsedge.verification.reference import Arrays
 
 Array = NDArray[Any]
@@ -119,7 +120,7 @@ class OutputMetrics:
         """Whether all elements are within tolerance and finite."""
         return self.over == 0 and self.not_finite == 0
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> OutputDocument:
         """JSON values only."""
         return {
             "name": self.name,
@@ -216,13 +217,15 @@ class OutputComparison:
                 self.session.roles.estimates(expected), self.session.roles.estimates(artefact)
             )
 
-    def to_dict(self, names: Sequence[str] = ()) -> dict[str, Any]:
+    def to_dict(self, names: Sequence[str] = ()) -> ComparisonDocument:
         """JSON values only; ``names`` are those of the images."""
-        decisions = self.decisions
-        return {
+        decided = self.decisions
+        document: ComparisonDocument = {
             "outputs": [m.to_dict() for m in self.outputs.values()],
             "decisions": None
-            if decisions is None
-            else decisions.to_dict(names, self.session.class_name),
-            **({} if self.regression is None else {"estimates": self.regression.to_dict()}),
+            if decided is None
+            else decided.to_dict(names, self.session.class_name),
         }
+        if self.regression is not None:
+            document["estimates"] = self.regression.to_dict()
+        return document

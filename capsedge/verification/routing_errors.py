@@ -14,6 +14,7 @@ from capsedge.runtime.backends.native_library import find_library
 from capsedge.runtime.session import Session
 from capsedge.spec.operators import OPERATORS
 from capsedge.tolerance import DEFAULTS, OTHER_OUTPUTS, Tolerance, excess, nearest_ratio
+from capsedge.verification.documents import CellDocument, RoutingErrorsDocument
 from capsedge.verification.reference import Reference
 from capsedge.verification.requirements import Requirements
 from capsedge.verification.routing_probe import Probe, RoutingCallValues, Site, Step, trace
@@ -150,10 +151,10 @@ class RoutingErrors:
         before = " or before it" if row is self.rows[0] else ""
         return f"First beyond tolerance: layer {row.layer}, iteration {row.iteration}{before} ({columns})."
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> RoutingErrorsDocument:
         """JSON values only."""
 
-        def cell(c: ErrorCell | None) -> dict[str, Any] | None:
+        def cell(c: ErrorCell | None) -> CellDocument | None:
             if c is None:
                 return None
             error = c.error if np.isfinite(c.error) else None

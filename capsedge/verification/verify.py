@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 import onnx
@@ -40,6 +40,7 @@ from capsedge.verification.artefact_kind import is_folder
 from capsedge.verification.certificate import Certificate, Link
 from capsedge.verification.comparison import OutputComparison
 from capsedge.verification.compiled_c import CompiledC, open_folder
+from capsedge.verification.documents import LinkFacts, SamplesDocument
 from capsedge.verification.reference import (
     Arrays,
     Reference,
@@ -181,9 +182,25 @@ def certify(
         *_warnings(session, on_samples.decisions, samples.source),
         *source.unchecked,
     ]
+    compared = on_samples.to_dict(samples.names)
+    described: SamplesDocument = {
+        "source": Path(samples.source).name,
+        "split": samples.split,
+        "measured_on": replace(samples, source=Path(samples.source).name).described,
+        "images": len(samples),
+        "sha256": samples.digest(),
+        "outputs": compared["outputs"],
+        "decisions": compared["decisions"],
+    }
+    if "estimates" in compared:
+        described["estimates"] = compared["estimates"]
+    if samples.ignored:
+        described["ignored"] = samples.ignored
+    if warnings:
+        described["warnings"] = warnings
     return Certificate(
         chain=(link, *_source_links(session), _artefact_link(session), *_c_link(session)),
-        samples={**_described(samples, warnings), **on_samples.to_dict(samples.names)},
+        samples=described,
         hard_cases={
             "names": list(hard.names),
             "noise_factor": NOISE_FACTOR,
@@ -432,14 +449,16 @@ def _reference(reference: ReferenceRun, session: Session) -> tuple[Link, nn.Modu
         checksum = sha256(weights) if weights else ""
         if weights is not None:
             check_origin(session.metadata, weights, checksum)
-        return Link("module", reference.name, checksum, facts=reference.facts()), reference.module
+        return Link(
+            "module", reference.name, checksum, facts=cast("LinkFacts", reference.facts())
+        ), reference.module
     if isinstance(reference, nn.Module):
         return Link("module", type(reference).__name__, "", facts={"user_module": True}), reference
     path = find_checkpoint(session.metadata) if reference is None else as_path(reference, WEIGHTS)
     module = load_reference(path, session.metadata)
     checksum = sha256(path)
     check_origin(session.metadata, path, checksum)
-    facts = {
+    facts: LinkFacts = {
         "architecture": module.config.architecture,
         "parameters": sum(p.numel() for p in module.parameters()),
     }
@@ -453,7 +472,7 @@ def _reference(reference: ReferenceRun, session: Session) -> tuple[Link, nn.Modu
 
 def _artefact_link(session: Session) -> Link:
     meta = session.metadata
-    facts: dict[str, Any] = {"ops": session.backend.ops}
+    facts: LinkFacts = {"ops": session.backend.ops}
     if session.backend.gpu is not None:
         facts["device"] = f"cuda:{session.backend.gpu}"
     if meta is not None:
@@ -502,7 +521,11 @@ def _source_links(session: Session) -> tuple[Link, ...]:
         links = tuple(map(_parent_link, (meta.cascade.small, meta.cascade.large)))
     source = meta.calibration.get("source") if meta is not None else None
     if meta is not None and source:
-        facts = {"precision": "fp32", "iterations": meta.iterations, "parity": dict(meta.parity)}
+        facts: LinkFacts = {
+            "precision": "fp32",
+            "iterations": meta.iterations,
+            "parity": dict(meta.parity),
+        }
         links = (Link("onnx", source["file"], source["sha256"], source["bytes"], facts),)
     if (
         session.backend.engine_metadata is not None
@@ -514,7 +537,10 @@ def _source_links(session: Session) -> tuple[Link, ...]:
 
 def _parent_link(parent: Parent) -> Link:
     kind = "onnx" if parent.precision == "fp32" else "quantized"
-    facts = {"precision": parent.precision, "checkpoint_sha256": parent.checkpoint_sha256}
+    facts: LinkFacts = {
+        "precision": parent.precision,
+        "checkpoint_sha256": parent.checkpoint_sha256,
+    }
     return Link(kind, parent.file, parent.sha256, parent.bytes, facts)
 
 

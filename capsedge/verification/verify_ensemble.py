@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from capsedge.datasets import ImageSet
 from capsedge.errors import UsageError
-from capsedge.metrics import Decisions, RegressionErrors
+from capsedge.metrics import Decisions, DecisionsDocument, EstimatesDocument, RegressionErrors
 from capsedge.options import takes
 from capsedge.runtime.ensemble import Ensemble, mean
 from capsedge.runtime.files.writing import sha256
@@ -21,11 +21,12 @@ from capsedge.runtime.load import load
 from capsedge.runtime.machine import machine
 from capsedge.runtime.origin import joint
 from capsedge.runtime.progress import Progress, silent
-from capsedge.runtime.result_summary import Row, Summary, short
+from capsedge.runtime.result_summary import Table, short
 from capsedge.runtime.runtime_options import RuntimeOptions
 from capsedge.runtime.scores import scores_of
 from capsedge.runtime.session import Session
-from capsedge.verification.certificate import Certificate, Verdict
+from capsedge.verification.certificate import Certificate, Verdict, accuracy_rows, flip_rows
+from capsedge.verification.documents import MemberDocument
 from capsedge.verification.reference import Arrays
 from capsedge.verification.requirements import Requirements, drop_failures
 from capsedge.verification.verify import ReferenceRun, certify, software
@@ -60,25 +61,56 @@ class EnsembleCertificate(Verdict):
     averaged: str
     images: int
     measured_on: str
-    decisions: dict[str, Any] | None
-    estimates: dict[str, Any] | None
-    alone: tuple[dict[str, Any], ...]
+    decisions: DecisionsDocument | None
+    estimates: EstimatesDocument | None
+    alone: tuple[MemberDocument, ...]
     limits: dict[str, Any]
     failures: tuple[str, ...]
     versions: dict[str, str]
     machine: dict[str, str]
     created: str
 
-    def _summary(self) -> Summary:
+    def _lines(self) -> list[str]:
         files = " + ".join(short(member.chain[-1].file) for member in self.members)
         measured = f"mean {self.averaged}"
         if self.decisions is not None:
             measured += f", {self.decisions['agreement']:.2%} equal decisions"
-        measured += f" on {self.measured_on}"
-        rows = [Row(short(m.chain[-1].file), m.verdict) for m in self.members]
-        rows += [Row("samples", measured), *(Row("failure", f) for f in self.failures)]
-        lines = [f"{self.verdict}: {files}", *self.failures[:1], measured]
-        return Summary("EnsembleCertificate", lines, rows)
+        return [f"{self.verdict}: {files}", *self.failures[:1], f"{measured} on {self.measured_on}"]
+
+    def tables(self) -> list[Table]:
+        """The members and the ensemble."""
+        labelled = any("accuracy" in row for row in self.alone)
+        columns = ["file", "sha256", "checkpoint", "against its source", "as the ensemble"]
+        members = [
+            _member_cells(member, row) for member, row in zip(self.members, self.alone, strict=True)
+        ]
+        return [
+            Table(
+                f"Members; accuracy on {self.measured_on}" if labelled else "Members",
+                [*columns, *(["accuracy"] if labelled else [])],
+                members,
+            ),
+            Table(
+                f"Ensemble: mean {self.averaged}; {self.measured_on}",
+                ("", ""),
+                self._ensemble_rows(),
+            ),
+        ]
+
+    def _ensemble_rows(self) -> list[tuple[str, str]]:
+        if self.estimates is not None:
+            return [
+                (v["name"], f"mean error {v['mean_error']:.3g} {v['unit']} of {v['range']:.3g}")
+                for v in self.estimates["values"]
+            ]
+        decided = self.decisions
+        assert decided is not None  # of everything but a regression
+        agreement = f"{decided['kind']} agreement with the sources"
+        return [
+            (agreement, f"{100 * decided['agreement']:.4g} %"),
+            *flip_rows(decided),
+            *accuracy_rows(decided, "sources", "ensemble"),
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values only."""
@@ -99,6 +131,19 @@ class EnsembleCertificate(Verdict):
             "machine": self.machine,
             "created": self.created,
         }
+
+
+def _member_cells(member: Certificate, alone: MemberDocument) -> list[str]:
+    first, last = member.chain[0], member.chain[-1]
+    agreement, accuracy = alone.get("agreement_with_ensemble"), alone.get("accuracy")
+    return [
+        last.file,
+        last.sha256[:16],
+        first.file,
+        member.verdict,
+        "-" if agreement is None else f"{100 * agreement:.4g} %",
+        *([] if accuracy is None else [f"{100 * accuracy:.2f} %"]),
+    ]
 
 
 @dataclass
@@ -217,7 +262,7 @@ def _averaged_failures(
     decisions = None
     if errors is not None:
         errors.update(expected, averaged)
-        alone: list[dict[str, Any]] = [{"file": name} for name in names]
+        alone: list[MemberDocument] = [{"file": name} for name in names]
     else:
         decisions = _decided(ensemble, expected, averaged, labels)
         alone = [
@@ -259,10 +304,12 @@ def _decided(
     return decisions
 
 
-def _alone(name: str, decisions: Decisions) -> dict[str, Any]:
+def _alone(name: str, decisions: Decisions) -> MemberDocument:
     """A member beside the ensemble, which is the reference here."""
-    row: dict[str, Any] = {"file": name, "agreement_with_ensemble": decisions.agreement}
-    return row | ({"accuracy": decisions.accuracy_artefact} if decisions.labelled else {})
+    row: MemberDocument = {"file": name, "agreement_with_ensemble": decisions.agreement}
+    if decisions.labelled:
+        row["accuracy"] = decisions.accuracy_artefact
+    return row
 
 
 def _sources(

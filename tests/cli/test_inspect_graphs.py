@@ -6,7 +6,6 @@ from pathlib import Path
 
 from onnx import TensorProto, helper
 
-from capsedge.cli.inspect import _facts
 from capsedge.runtime.inspection import inspect
 from tests.runtime.models import capsule_model, save
 
@@ -22,7 +21,7 @@ def test_control_flow_cannot_be_captured(tmp_path: Path) -> None:
     node = helper.make_node("If", ["c"], ["y"], then_branch=branch("a"), else_branch=branch("b"))
     graph = helper.make_graph([node], "branching", [x, c], [y])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
-    facts = dict(_facts(inspect(save(model, tmp_path / "if.onnx"))))
+    facts = dict(inspect(save(model, tmp_path / "if.onnx")).rows())
     assert facts["CUDA graphs"] == "none: If cannot be captured"
-    plain = dict(_facts(inspect(save(capsule_model(), tmp_path / "plain.onnx"))))
+    plain = dict(inspect(save(capsule_model(), tmp_path / "plain.onnx")).rows())
     assert "CUDA graphs" not in plain

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
-from capsedge.cli._output import print_table
+from capsedge.cli._output import print_report, print_table
+from capsedge.runtime.result_summary import Report, Table
 
 COLUMNS = ("output", "max abs", "mean abs", "relative", "NMSE", "atol", "rtol", "worst/allowed", "")
 ROWS = [
@@ -74,3 +77,68 @@ def test_long_names_are_folded(monkeypatch: pytest.MonkeyPatch):
 
 def test_no_rows(monkeypatch: pytest.MonkeyPatch):
     assert drawn(40, COLUMNS, [], monkeypatch)
+
+
+class Found(Report):
+    """A report of every part."""
+
+    warnings = ("it is small",)
+
+    def _lines(self) -> list[str]:
+        return ["of a test"]
+
+    def rows(self) -> list[tuple[str, str]]:
+        return [("file", "a.onnx"), ("multiply-adds", "12")]
+
+    def tables(self) -> list[Table]:
+        return [
+            Table("Parts", ("name", "count"), [("a", "1")], notes=["and 2 more"]),
+            Table("Nothing", ("name", "count"), []),
+        ]
+
+    def closing(self) -> list[str]:
+        return ["PASSED"]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"file": "a.onnx"}
+
+
+def test_a_report_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    print_report(Found(), False, ("model", "net"))
+    printed = capsys.readouterr()
+    assert printed.err == "warning: it is small\n"
+    assert [line.rstrip() for line in printed.out.splitlines()] == [
+        "model         net",
+        "file          a.onnx",
+        "multiply-adds 12",
+        "Parts",
+        "  name  count",
+        "  a     1",
+        "",
+        "and 2 more",
+        "",
+        "PASSED",
+    ]
+
+
+def test_a_report_with_a_heading_is_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    class Titled(Found):
+        heading = "Found"
+
+    print_report(Titled(), False)
+    assert capsys.readouterr().out.startswith("Found\n  file           a.onnx\n")
+
+
+def test_a_report_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    print_report(Found(), True, ("model", "net"), more={"next": []})
+    printed = capsys.readouterr()
+    assert json.loads(printed.out) == {"file": "a.onnx", "next": []}
+    assert printed.err == "warning: it is small\n"
+
+
+def test_a_notebook_shows_what_is_printed() -> None:
+    page = Found()._repr_html_()
+    for text in ("a.onnx", "multiply-adds", "Parts", "and 2 more", "it is small", "PASSED"):
+        assert text in page
+    assert "Nothing" not in page
+    assert repr(Found()) == "<Found of a test>"

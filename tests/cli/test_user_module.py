@@ -88,7 +88,7 @@ def test_export_verify_profile(user: Path) -> None:
     np.savez("own.npz", x=np.random.default_rng(0).random((6, 4), np.float32))
     code, out, err = run("export", *own, "--inputs", "own.npz", "--dry-run")  # the example too
     assert code == 0, err
-    assert "fused DynamicRouting" in out
+    assert "fused      DynamicRouting" in out
 
 
 @pytest.mark.thorough

@@ -16,7 +16,7 @@ import capsedge
 from capsedge.calibration.accuracy import Outcome
 from capsedge.runtime.files.text import printable
 from capsedge.runtime.predictions import Label, Prediction, RegressionValue
-from capsedge.runtime.result_summary import LINES, Row, Summarized, Summary, distinct_names
+from capsedge.runtime.result_summary import LINES, Report, Row, Summarized, Summary, distinct_names
 from capsedge.verification.certificate import Certificate, Link
 from tests.runtime.models import capsule_model, metadata, save
 from tests.runtime.pictures import LEFT, quick
@@ -79,6 +79,14 @@ def test_every_result_shows_itself(name: str) -> None:
     assert kind._summary is not Summarized._summary
 
 
+def test_reports_are_shown_by_their_rows_and_tables() -> None:
+    """What the command line prints is what a notebook shows."""
+    kinds = (getattr(capsedge, name) for name in SHOWN)
+    reports = [kind for kind in kinds if hasattr(kind, "to_dict") and kind is not Prediction]
+    assert all(issubclass(kind, Report) for kind in reports)
+    assert {kind._summary for kind in reports} == {Report._summary}
+
+
 def test_there_is_no_other_result() -> None:
     results = {n for n in capsedge.__all__ if hasattr(getattr(capsedge, n), "to_dict")}
     assert results <= {*SHOWN, "Preprocessing"}
@@ -121,21 +129,35 @@ def test_predictions() -> None:
 
 
 def test_certificates() -> None:
+    output = dict.fromkeys(("mean_abs", "relative", "nmse", "atol", "rtol"), 0.0)
+    flip = {
+        "image": 3, "name": HOSTILE, "reference": [1], "reference_classes": [HOSTILE],
+        "artefact": [], "artefact_classes": [], "margin": None,
+    }  # fmt: skip
     samples = {
         "measured_on": "net.npz, all 5 images",
-        "outputs": [{"max_abs": 1e-7}],
-        "decisions": {"agreement": 0.8},
-    }
+        "outputs": [
+            {"name": HOSTILE, **output, "max_abs": 1e-7, "worst_over_tolerance": None, "passed": False}
+        ],
+        "decisions": {
+            "kind": "top-1", "images": 5, "agreement": 0.8, "flips": 1, "ties": 0,
+            "flips_by_margin": [flip],
+        },
+    }  # fmt: skip
+    hard = {"names": [], "outputs": [], "decisions": None}
     chain = (Link("checkpoint", "a.safetensors", ""), Link("module", "", ""))
-    passed = Certificate(chain, samples, {}, {}, (), None, {}, {}, "2026")
+    passed = Certificate(chain, samples, hard, {}, (), None, {}, {}, "2026")
     assert repr(passed).splitlines() == [
         "<Certificate PASSED: a.safetensors -> module",
         "  largest difference 1e-07, 80.00% equal decisions on net.npz, all 5 images>",
     ]
-    failed = replace(passed, failures=("Decisions differ on 1 of 5 images.", HOSTILE), samples={})
+    failed = replace(passed, failures=("Decisions differ on 1 of 5 images.", HOSTILE))
     assert "FAILED" in repr(failed)
     assert "Decisions differ" in repr(failed)
-    assert "<script>" in shown(failed).text
+    page = shown(failed).text
+    assert page.count("<script>") >= 4
+    assert "None of the hard cases" in page
+    assert page.endswith("FAILED")
 
 
 def test_outcomes() -> None:
@@ -155,7 +177,7 @@ def test_a_profile(tmp_path: Path) -> None:
         )
     assert len(repr(report).splitlines()) == 3
     assert repr(report).endswith("and 2 more runs>")
-    assert "net.onnx, batch 4median" in shown(report).text
+    assert "net.onnx4" in shown(report).text  # the model and its batch
     assert "\n" not in repr(report.runs[0])
 
 

@@ -104,7 +104,7 @@ def test_every_length_of_the_profile(make: Any, load: Any) -> None:
     built = make()
     assert built.engine_metadata.length == (1, LONGEST, LONGEST)
     assert fake.RECORDED["profile"]["hist"] == ((1, 1), (2, LONGEST), (4, LONGEST))
-    assert "length 1-120" in repr(built)
+    assert "length 1 to 120" in repr(built)
     session = load(built.path)
     assert [p.shape for p in session.inputs] == [(None, "L"), (None, "L")]
     assert [p.shape for p in session.outputs] == [(None,), (None, "?"), (None, "?")]

@@ -12,7 +12,7 @@ from onnx import numpy_helper
 from PIL import Image
 
 import capsedge
-from capsedge.cli.verify import _show_ensemble
+from capsedge.cli._output import print_report
 from capsedge.datasets import ImageSet
 from capsedge.datasets.division import divided, rule_of
 from capsedge.errors import ArtefactError, ParityError, UsageError
@@ -108,7 +108,7 @@ def test_flips_name_the_image_and_the_classes(pair, tmp_path: Path, capsys) -> N
     flips = certificate.decisions["flips_by_margin"]
     assert flips
     assert {flip["name"] for flip in flips} <= {f"{label}/a.png" for label in range(10)}
-    _show_ensemble(certificate, None)
+    print_report(certificate, as_json=False)
     shown = capsys.readouterr().out
     first = flips[0]
     change = f"{first['reference'][0]} -> {first['artefact'][0]}, margin {first['margin']:.3g}"

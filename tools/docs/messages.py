@@ -23,10 +23,13 @@ LIST = ROOT / "tests/cli/messages.txt"
 _CLASS = re.compile(r"^class (\w+)\(([\w., ]+)\):", re.MULTILINE)
 _SENTENCE = re.compile(r"[A-Za-z`]\S*\s+\S*[A-Za-z{]")  # two words: neither a name nor a key
 _ORDER = ("", "why", "fix")
-_PRINTS = ("say", "say_rows", "log", "log_next", "warn")  # functions of `capsedge.cli._output`
+_ROWS = "list[tuple[str, str]]"  # what functions return whose rows are printed
+_PRINTS = ("say", "log", "log_next", "warn")  # functions of `capsedge.cli._output`
 _KEYWORDS = {"what": "", "why": "why", "fix": "fix", "command": "command"}
 _Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
-_MAKES_TEXT = re.compile(r"warning|note|_why|why_|reason|explain|cause|advice|hint|_fix|problem")
+_MAKES_TEXT = re.compile(
+    r"warning|note|_why|why_|reason|explain|cause|advice|hint|_fix|problem|closing"
+)
 
 
 class Message(NamedTuple):
@@ -100,7 +103,7 @@ def python_messages(text: str) -> Iterator[Message]:
     makers = {f.name for node, f in nodes if f and isinstance(node, ast.Call) and _passes(node, f)}
     local: dict[_Function | None, _Names] = {None: _Names(module)}
     for node, around in nodes:
-        if not isinstance(node, (ast.Call, ast.AugAssign, ast.Return, ast.Yield)):
+        if not isinstance(node, (ast.Call, ast.AugAssign, ast.Return, ast.Yield, ast.Tuple)):
             continue
         if around is not None and around not in local:
             local[around] = _Names(module | _assigned(ast.walk(around)))
@@ -129,16 +132,20 @@ def _message(
             return _error(name, node, names)
         if name in _PRINTS or name in makers:
             arguments = [*node.args, *(k.value for k in node.keywords)]
-            if name == "say_rows":
-                texts = [" ".join(map(names.text, _cells(row))) for row in arguments]
-            else:
-                texts = [names.text(argument) for argument in arguments]
+            texts = [names.text(argument) for argument in arguments]
             return _of_texts(name, [text for text in texts if _SENTENCE.search(text)])
         texts = list(map(names.text, node.args))
         if name == "append" and _is_warning(node.func):
             return _of_texts("warning", texts)
         if name == "Row" and texts[:1] in (["warning"], ["note"]):
             return _of_texts("warning", texts[1:])
+        if name == "Table":
+            notes = [k.value for k in node.keywords if k.arg == "notes"]
+            titles = [text for text in texts[:1] if _SENTENCE.search(text)]
+            return _of_texts("table", titles + [t for each in notes for t in names.texts_in(each)])
+    elif isinstance(node, ast.Tuple):
+        if around is not None and _is_row(node, around):
+            return _of_texts("row", [" ".join(map(names.text, node.elts))])
     elif isinstance(node, ast.AugAssign) and _is_warning(node.target):
         return _of_texts("warning", list(names.texts_in(node.value)))
     elif (
@@ -151,14 +158,14 @@ def _message(
     return None
 
 
-def _cells(node: ast.expr) -> list[ast.expr]:
-    """The cells of one or several rows that `say_rows` prints."""
-    match node:
-        case ast.Tuple(elts=cells):
-            return cells
-        case ast.Starred(value=ast.GeneratorExp(elt=row)):
-            return _cells(row)
-    return [node]
+def _is_row(node: ast.Tuple, around: _Function) -> bool:
+    """Whether it is a name and a value, in a function that returns such rows."""
+    if around.returns is None or ast.unparse(around.returns) != _ROWS or len(node.elts) != 2:
+        return False
+    name = node.elts[0]
+    return isinstance(name, ast.JoinedStr) or (
+        isinstance(name, ast.Constant) and isinstance(name.value, str)
+    )
 
 
 def _error(name: str, call: ast.Call, names: _Names) -> Message | None:

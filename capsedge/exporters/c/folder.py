@@ -7,13 +7,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from capsedge.errors import ArtefactError, CapsedgeError, UsageError
 from capsedge.exporters.c import naming
 from capsedge.exporters.c.fit import code_bound, layer_table
+from capsedge.exporters.c.folder_report import FolderReport, LayerRow
 from capsedge.exporters.c.measurement import MeasuredC
 from capsedge.exporters.c.source import Library, header, source
 from capsedge.runtime.files import reading
@@ -131,48 +132,13 @@ def origin_of(folder: Path) -> FolderOrigin:
         )
 
 
-@dataclass(frozen=True)
-class LayerRow:
-    """One layer of the network; its fields are those of ``NAME.json``.
-
-    Attributes:
-        products: multiply-adds per call.
-        constant_bytes: size of its weights, in flash.
-        scratch_bytes: size of its own working memory.
-        live_bytes: bytes of the arena in use while it runs, including values of other layers.
-    """
-
-    node: str
-    operator: str
-    products: int
-    constant_bytes: int
-    scratch_bytes: int
-    live_bytes: int
-
-
 # What a description says of memory, as bytes.
 _MEMORY = (
     "arena_bytes", "constant_bytes", "decoder_bytes", "code_bound", "input_bytes", "output_bytes",
 )  # fmt: skip
 
 
-class Report(NamedTuple):
-    """The contents of a folder's ``NAME.json``.
-
-    Attributes:
-        description: the whole ``NAME.json``.
-        memory: bytes, by their names.
-        layers: layers of the network.
-        measured: what `build --measure` found, with as many counts as layers or none.
-    """
-
-    description: dict[str, Any]
-    memory: dict[str, int]
-    layers: list[LayerRow]
-    measured: list[MeasuredC]
-
-
-def read_report(folder: Path) -> Report:
+def read_report(folder: Path) -> FolderReport:
     """Read the ``NAME.json`` of a folder.
 
     Raises:
@@ -190,7 +156,7 @@ def read_report(folder: Path) -> Report:
         measured = decode(list[MeasuredC], found.get("measured", []), "measured")
         if any(len(m.instructions) not in (0, len(layers)) for m in measured):
             raise ValueError("measured has other layers")
-        return Report(found, memory, layers, measured)
+        return FolderReport(found, memory, layers, measured)
 
 
 @contextmanager

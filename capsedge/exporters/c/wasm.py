@@ -28,7 +28,7 @@ from capsedge.runtime.files.writing import (
 from capsedge.runtime.metadata import ModelMetadata
 from capsedge.runtime.onnx_file import summary
 from capsedge.runtime.onnx_file.wire import varint_of
-from capsedge.runtime.result_summary import Row, Summarized, Summary
+from capsedge.runtime.result_summary import Report
 from capsedge.spec.fields import COMPILED_SCHEMA, PREFIX, WASM_KIND, WASM_SECTION
 from capsedge.spec.onnx_wire import DOMAIN
 from capsedge.spec.vocabularies import LENGTHS, LOGITS, VOCABULARIES
@@ -53,7 +53,7 @@ _HEADERS = {
 
 
 @dataclass(frozen=True, repr=False)
-class WasmReport(Summarized):
+class WasmReport(Report):
     """Report on the written folder; ``to_dict`` is the document that ``--json`` prints.
 
     Attributes:
@@ -76,10 +76,17 @@ class WasmReport(Summarized):
         """Size of ``NAME.mjs`` in bytes."""
         return self.sizes[f"{self.description['name']}.mjs"]
 
-    def _summary(self) -> Summary:
-        size = format_bytes(self.wasm_bytes)
-        rows = [Row("folder", str(self.path)), Row("network", size)]
-        return Summary("WasmReport", [f"{self.path.name}: {size} of WebAssembly"], rows)
+    def _lines(self) -> list[str]:
+        return [f"{self.path.name}: {format_bytes(self.wasm_bytes)} of WebAssembly"]
+
+    def rows(self) -> list[tuple[str, str]]:
+        """The folder and the sizes of its files."""
+        name = self.description["name"]
+        return [
+            ("folder", f"{self.path}, with {name}.wasm and {name}.mjs"),
+            ("network", format_bytes(self.wasm_bytes)),
+            ("module", f"{format_bytes(self.module_bytes)} of JavaScript, with types"),
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values only."""

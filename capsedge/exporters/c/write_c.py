@@ -12,7 +12,7 @@ import onnx
 
 from capsedge.errors import UnsupportedModelError, UsageError
 from capsedge.exporters.c import folder, measurement, naming
-from capsedge.exporters.c.fit import check_fit
+from capsedge.exporters.c.fit import check_fit, memory_rows
 from capsedge.exporters.c.graph import Translation, prepare
 from capsedge.exporters.c.plan import plan
 from capsedge.exporters.c.program import Constants, Program, ProgramValue
@@ -26,14 +26,14 @@ from capsedge.runtime.files.text import format_bytes, printable
 from capsedge.runtime.files.writing import check_replaceable, write_folder
 from capsedge.runtime.metadata import ModelMetadata
 from capsedge.runtime.onnx_file import summary
-from capsedge.runtime.result_summary import Row, Summarized, Summary
+from capsedge.runtime.result_summary import Report
 from capsedge.spec import limits
 from capsedge.spec.version import VERSION
 from capsedge.spec.vocabularies import POSES, RECONSTRUCTION
 
 
 @dataclass(frozen=True, repr=False)
-class CReport(Summarized):
+class CReport(Report):
     """Report on the written folder; ``to_dict`` is the document that ``--json`` prints.
 
     Attributes:
@@ -46,21 +46,23 @@ class CReport(Summarized):
     description: dict[str, Any]
     missing: tuple[str, ...] = ()
 
-    def _summary(self) -> Summary:
+    def _lines(self) -> list[str]:
         memory = self.description["memory"]
         flash, ram = (format_bytes(memory[f"{k}_bytes"]) for k in ("constant", "arena"))
-        rows = [
-            Row("folder", str(self.path)),
-            Row("constants", format_bytes(memory["constant_bytes"])),
-            Row("arena", format_bytes(memory["arena_bytes"])),
-            Row("products", f"{self.description['products']:,}"),
+        return [f"{self.path.name}: {flash} of constants, {ram} of RAM"]
+
+    def rows(self) -> list[tuple[str, str]]:
+        """The folder, its memory, and what was measured."""
+        name = self.description["name"]
+        return [
+            ("folder", f"{self.path}, with {name}.c and {name}.h"),
+            *memory_rows(name, self.description["memory"]),
+            ("products", f"{self.description['products']:,} multiply-adds"),
             *(
-                Row(m["core"], f"{sum(m['instructions']):,} instructions")
+                (m["core"], measurement.measured_text(m))
                 for m in self.description.get("measured", [])
-                if m["instructions"]
             ),
         ]
-        return Summary("CReport", [f"{self.path.name}: {flash} of constants, {ram} of RAM"], rows)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values only."""

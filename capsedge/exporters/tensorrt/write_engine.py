@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import platform
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -55,7 +55,7 @@ from capsedge.runtime.files.writing import (
 )
 from capsedge.runtime.machine import power_mode
 from capsedge.runtime.onnx_file import summary
-from capsedge.runtime.result_summary import Row, Summarized, Summary, short
+from capsedge.runtime.result_summary import Report, short
 from capsedge.spec.fields import INPUTS_KEY, PREFIX
 from capsedge.spec.vocabularies import TENSORRT, TENSORRT_RTX
 
@@ -63,7 +63,7 @@ from capsedge.spec.vocabularies import TENSORRT, TENSORRT_RTX
 
 
 @dataclass(frozen=True, repr=False)
-class BuildReport(Summarized):
+class BuildReport(Report):
     """Report on a build; ``to_dict`` is the document that ``--json`` prints.
 
     Attributes:
@@ -76,18 +76,32 @@ class BuildReport(Summarized):
     engine_metadata: engine_metadata.EngineMetadata
     warnings: tuple[str, ...]
 
-    def _summary(self) -> Summary:
+    def _lines(self) -> list[str]:
         built = self.engine_metadata
-        how = f"{built.target}, {built.precision}, {built.plugin} operators, batch {_span(built.batch)}"
-        how += f", length {_span(built.length)}" if built.length else ""
+        sizes = f"batch {engine_metadata.range_words(built.batch)}"
+        if built.length:
+            sizes += f", length {engine_metadata.range_words(built.length)}"
+        how = f"{built.target}, {built.precision}, {built.plugin} operators, {sizes}"
+        return [f"{short(self.path.name)}: {format_bytes(built.engine_bytes)}, {how}"]
+
+    def rows(self) -> list[tuple[str, str]]:
+        """The engine, its layers, and where it runs."""
+        built = self.engine_metadata
+        size = format_bytes(built.engine_bytes)
         rows = [
-            Row("engine", f"{self.path}, {format_bytes(built.engine_bytes)}"),
-            Row("built", how),
-            Row("from", built.source),
-            *(Row("warning", warning) for warning in self.warnings),
+            ("engine", f"{self.path} ({size}), with its metadata file next to it"),
+            ("from", built.source),
+            ("precision", f"{built.precision}; built: {_counts(built.layers)}"),
+            (
+                "products",
+                f"{_counts(built.products)} (convolutions and matrix products, by input)",
+            ),
+            ("operators", built.plugin),
+            ("batch", engine_metadata.range_words(built.batch)),
         ]
-        first = f"{short(self.path.name)}: {format_bytes(built.engine_bytes)}, {how}"
-        return Summary("BuildReport", [first], rows)
+        if built.length:
+            rows.append(("length", engine_metadata.range_words(built.length)))
+        return [*rows, ("built for", built.built_for), ("built with", built.built_with)]
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values only."""
@@ -99,8 +113,8 @@ class BuildReport(Summarized):
         }
 
 
-def _span(sizes: Sequence[int]) -> str:
-    return "-".join(str(n) for n in dict.fromkeys((sizes[0], sizes[-1])))
+def _counts(kinds: Mapping[str, int]) -> str:
+    return ", ".join(f"{n} layers with {kind}" for kind, n in kinds.items()) or "none"
 
 
 def write_engine(

@@ -1,4 +1,4 @@
-"""Register operators with PyTorch: definition, shapes, gradient, CUDA kernels, decomposition, records of calls."""
+"""Register operators with PyTorch: definition, shapes, gradient, kernels, decomposition; record their calls."""
 
 from __future__ import annotations
 

@@ -16,9 +16,11 @@ from typing import Any
 
 from capsedge.errors import UnsupportedModelError, UsageError
 from capsedge.runtime.cascade_metadata import CASCADE_KEY
+from capsedge.runtime.files.text import format_bytes
 from capsedge.runtime.onnx_file.costs import VIEWS, Sizes, Tensor, cost
 from capsedge.runtime.onnx_file.layer_map import locate
 from capsedge.runtime.onnx_file.structure import Graph, Node, read_structure
+from capsedge.runtime.result_summary import Report, Table, short
 from capsedge.spec import limits
 
 # Memory in bytes and bandwidth in bytes per second, from the makers' data sheets.
@@ -115,6 +117,72 @@ class Forecast:
     def to_dict(self) -> dict[str, Any]:
         """JSON values only."""
         return asdict(self)
+
+    def tables(self) -> list[Table]:
+        """The layers, and their sums."""
+        layers = Table(
+            f"Forecast, batch {self.batch}",
+            ("layer", "operations", "traffic", "of which weights", "live activations"),
+            [
+                (
+                    x.name,
+                    f"{x.operations / 1e6:.2f} M",
+                    format_bytes(x.traffic),
+                    format_bytes(x.weights),
+                    format_bytes(x.live),
+                )
+                for x in self.layers
+            ],
+        )
+        return [layers, Table("Sum", ("", ""), self._sums())]
+
+    def _sums(self) -> list[tuple[str, str]]:
+        rows = [
+            ("weights", format_bytes(self.weights)),
+            ("activations, peak", f"{format_bytes(self.peak)} in {self.peak_layer}"),
+            ("activations, planned block", format_bytes(self.planned)),
+            ("inputs", format_bytes(self.inputs)),
+            ("traffic", format_bytes(self.traffic)),
+        ]
+        if (device := self.device) is not None:
+            fits = "fits" if device.fits else "does not fit in three quarters of its memory"
+            least = f"{device.least_ms:.3f} ms at {device.bandwidth / 1e9:.0f} GB/s"
+            rows += [
+                (device.name, fits),
+                ("largest batch there", f"{device.largest_batch:,}"),
+                ("traffic at its bandwidth", least),
+            ]
+        return rows
+
+
+@dataclass(frozen=True, repr=False)
+class ForecastReport(Report):
+    """The forecasts of a file for several batches."""
+
+    path: str
+    forecasts: tuple[Forecast, ...]
+
+    def _lines(self) -> list[str]:
+        name = short(Path(self.path).name)
+        return [
+            f"{name}, batch {f.batch}: {format_bytes(f.weights + f.peak)}" for f in self.forecasts
+        ]
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Nothing: all is in the tables."""
+        return []
+
+    def tables(self) -> list[Table]:
+        """Those of each forecast."""
+        return [table for each in self.forecasts for table in each.tables()]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values only."""
+        return {
+            "schema": 1,
+            "path": self.path,
+            "forecasts": [each.to_dict() for each in self.forecasts],
+        }
 
 
 def forecast(path: Path | str, batch: int = 1, device: str | None = None) -> Forecast:

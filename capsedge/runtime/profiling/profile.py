@@ -17,7 +17,6 @@ from capsedge.errors import UsageError
 from capsedge.options import takes
 from capsedge.runtime import machine
 from capsedge.runtime.backends.backend import Feeds, Port, closed_error, graph_text
-from capsedge.runtime.files.text import format_milliseconds
 from capsedge.runtime.files.writing import SESSION, path_error, sha256, write_text
 from capsedge.runtime.profiling.machine_peaks import Peaks, measure_peaks
 from capsedge.runtime.profiling.operator_times import OperatorTimes, time_operators
@@ -33,7 +32,7 @@ from capsedge.runtime.profiling.timing import (
 )
 from capsedge.runtime.profiling.worker import RunLimits, take_times, timed_runs
 from capsedge.runtime.progress import Progress, silent
-from capsedge.runtime.result_summary import LINES, Row, Summarized, Summary, short
+from capsedge.runtime.result_summary import LINES, Report, Table, short
 from capsedge.runtime.session import Session
 from capsedge.spec.version import VERSION
 
@@ -175,26 +174,33 @@ def load_average() -> float:
 
 
 @dataclass(repr=False)
-class ProfileReport(Summarized, ReportData):
+class ProfileReport(ReportData, Report):
     """The results of profiling, with methods that write them. Renderers are imported on first use."""
 
-    def _summary(self) -> Summary:
-        rows = [Row(f"{short(run.model)}, batch {run.batch}", str(run)) for run in self.runs]
-        lines = [f"{row.name}: {row.value}" for row in rows]
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """The warnings of all runs."""
+        return tuple(
+            f"{run.model}, batch {run.batch}: {warning}"
+            for run in self.runs
+            for warning in run.warnings
+        )
+
+    def _lines(self) -> list[str]:
+        lines = [f"{short(run.model)}, batch {run.batch}: {run}" for run in self.runs]
         if len(lines) > LINES:
             lines = [*lines[: LINES - 1], f"and {len(lines) - LINES + 1} more runs"]
-        for comparison in self.comparisons:
-            for entry in comparison.entries:
-                time = (
-                    f"median {format_milliseconds(entry.latency.median)} ms"
-                    if entry.latency
-                    else ""
-                )
-                rows.append(
-                    Row(f"{short(entry.name)}, batch {comparison.batch}", time or entry.problem)
-                )
-        rows.append(Row("machine", ", ".join(self.machine.values())))
-        return Summary("ProfileReport", lines or ["of nothing"], rows)
+        return lines or ["of nothing"]
+
+    def rows(self) -> list[tuple[str, str]]:
+        """The machine."""
+        return [("machine", ", ".join(self.machine.values()))]
+
+    def tables(self) -> list[Table]:
+        """Latency, start and memory; layers of each run; comparisons."""
+        from capsedge.runtime.profiling import report_text
+
+        return report_text.tables(self)
 
     def to_markdown(self) -> str:
         """Tables in Markdown."""

@@ -178,7 +178,7 @@ def _row(name: str, group: str, members: list[TimedOperator]) -> ReportRow:
     )
 
 
-@dataclass
+@dataclass(repr=False)
 class ReportData:
     """The measurements of a profile.
 

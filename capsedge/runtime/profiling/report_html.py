@@ -23,9 +23,9 @@ from capsedge.runtime.profiling.compare import SpeedComparison
 from capsedge.runtime.profiling.machine_peaks import Peaks
 from capsedge.runtime.profiling.operator_times import TimedOperator
 from capsedge.runtime.profiling.report_data import OTHER, ReportData, ReportRow, Run
-from capsedge.runtime.profiling.report_text import Table
 from capsedge.runtime.result_summary import (
     TIP,
+    Table,
     caption,
     check_chart,
     inline_svg,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from capsedge.errors import UsageError
@@ -11,24 +12,21 @@ from capsedge.runtime.files.text import markdown as text
 from capsedge.runtime.profiling.compare import Entry, SpeedComparison
 from capsedge.runtime.profiling.machine_peaks import Peaks
 from capsedge.runtime.profiling.report_data import ReportData, ReportRow, Run
+from capsedge.runtime.result_summary import Table
 
 # --- Tables, for Markdown, HTML and the terminal alike ---
 
 FASTEST = "fastest"
 
 
-@dataclass(frozen=True)
-class Table:
-    """A title, the column headings, and the rows.
-
-    Attributes:
-        essential: the columns that a narrow terminal shows; empty for all.
-    """
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    essential: tuple[str, ...] = ()
+def tables(report: ReportData) -> list[Table]:
+    """All tables, as the command line prints them."""
+    whole = [latency(report.runs), startup(report.runs)]
+    of_runs = [part for run in report.runs for part in (networks(run), groups(run), layers(run))]
+    shown = [table for table in (*whole, *of_runs) if table is not None]
+    if report.peaks is not None:
+        shown[-1] = replace(shown[-1], notes=[peaks(report.peaks)])
+    return [*shown, *map(comparison, report.comparisons)]
 
 
 def latency(runs: list[Run]) -> Table:
@@ -138,7 +136,11 @@ def comparison(comparison: SpeedComparison) -> Table:
     threads = comparison.threads or "default"
     title = f"Side by side, batch {comparison.batch}, threads {threads}, {comparison.rounds} rounds in turns"
     essential = ("backend", "median ms", "against the first", "peak memory", "difference")
-    return Table(title, columns, rows, essential)
+    return Table(title, columns, rows, essential, notes=[_versions(comparison)])
+
+
+def _versions(comparison: SpeedComparison) -> str:
+    return f"Versions: {'; '.join(dict.fromkeys(entry.version for entry in comparison.entries))}."
 
 
 def _entrant(comparison: SpeedComparison, entry: Entry) -> tuple[str, ...]:
@@ -202,9 +204,8 @@ def markdown(report: ReportData) -> str:
         if run.warnings:
             lines += [*(text(f"- {warning}") for warning in run.warnings), ""]
     for found in report.comparisons:
-        lines += _table(comparison(found))
-        versions = "; ".join(dict.fromkeys(entry.version for entry in found.entries))
-        lines += [text(f"Versions: {versions}."), ""]
+        table = comparison(found)
+        lines += [*_table(table), *map(text, table.notes), ""]
     return "\n".join(lines)
 
 
@@ -215,7 +216,7 @@ def _table(table: Table | None) -> list[str]:
     return [*lines, *(_line(row) for row in table.rows), ""]
 
 
-def _line(cells: tuple[str, ...]) -> str:
+def _line(cells: Sequence[str]) -> str:
     return "| " + " | ".join(map(text, cells)) + " |"
 
 

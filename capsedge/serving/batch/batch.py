@@ -14,7 +14,7 @@ from capsedge.runtime.backends.backend import missing_graphs
 from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.load import load
 from capsedge.runtime.progress import Progress, silent
-from capsedge.runtime.result_summary import Row, Summarized, Summary
+from capsedge.runtime.result_summary import Report
 from capsedge.runtime.runtime_options import RuntimeOptions
 from capsedge.runtime.score_checks import score_warnings
 from capsedge.runtime.session import Session
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, repr=False)
-class BatchReport(Summarized):
+class BatchReport(Report):
     """A finished table of predictions.
 
     Attributes:
@@ -69,16 +69,23 @@ class BatchReport(Summarized):
         """JSON values."""
         return asdict(self)
 
-    def _summary(self) -> Summary:
-        line = f"{self.output}: {self.images:,} images, {self.failed:,} with an error"
+    def _lines(self) -> list[str]:
+        return [f"{self.output}: {self.images:,} images, {self.failed:,} with an error"]
+
+    def rows(self) -> list[tuple[str, str]]:
+        """The table, and the images in it."""
         rows = [
-            Row("model", self.model), Row("source", f"{self.source} ({self.kind})"),
-            Row("images", f"{self.images:,}"), Row("with an error", f"{self.failed:,}"),
-            Row("nothing to see", f"{self.atypical:,}"),
-            Row("resumed", f"{self.resumed} of {self.parts} parts"), Row("seconds", f"{self.seconds:.1f}"),
-            *(Row("warning", warning) for warning in self.warnings),
-        ]  # fmt: skip
-        return Summary("BatchReport", [line], rows)
+            ("table", self.output),
+            ("model", self.model),
+            ("source", f"{self.source} ({self.kind})"),
+            (
+                "images",
+                f"{self.images:,}, {self.atypical:,} with nothing to see, {self.failed:,} with an error",
+            ),
+        ]
+        if self.resumed:
+            rows.append(("parts", f"{self.parts}, {self.resumed} of them from before"))
+        return rows
 
 
 # --- ``capsedge.batch`` ---

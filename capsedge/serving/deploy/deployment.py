@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from capsedge.errors import CapsedgeError
 from capsedge.runtime.files import reading, text
 from capsedge.runtime.files.json_documents import decode, parse
 from capsedge.runtime.files.writing import unchanged
-from capsedge.runtime.result_summary import Row, Summarized, Summary
+from capsedge.runtime.result_summary import Report
 from capsedge.spec import limits
 from capsedge.spec.fields import MANIFEST
 
@@ -49,6 +49,13 @@ class WebModel:
     files: Mapping[int, str]
     compiled: Mapping[int, str] = field(default_factory=dict)
 
+    @property
+    def words(self) -> str:
+        """Its routing, iterations and precision."""
+        iterations = ", ".join(map(str, self.files))
+        routing = f"{self.routing} routing, iterations {iterations}, " if self.routing else ""
+        return f"{routing}{self.precision}"
+
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
         files = [
@@ -68,7 +75,7 @@ class WebModel:
 
 
 @dataclass(frozen=True, repr=False)
-class WebDeployment(Summarized):
+class WebDeployment(Report):
     """A folder that any web server can host.
 
     Attributes:
@@ -78,6 +85,8 @@ class WebDeployment(Summarized):
         notes: remarks for the user.
         late: prefixes of the paths that are loaded on first use.
     """
+
+    heading: ClassVar[str] = "Deployed"
 
     output: Path
     models: tuple[WebModel, ...]
@@ -106,10 +115,17 @@ class WebDeployment(Summarized):
             "notes": list(self.notes),
         }
 
-    def _summary(self) -> Summary:
-        line = f"{self.output}: {len(self.models)} models, {text.format_bytes(self.bytes)}"
-        rows = [Row(m.name, f"iterations {', '.join(map(str, m.files))}") for m in self.models]
-        return Summary("WebDeployment", [line], rows)
+    def _lines(self) -> list[str]:
+        return [f"{self.output}: {len(self.models)} models, {text.format_bytes(self.bytes)}"]
+
+    def rows(self) -> list[tuple[str, str]]:
+        """The folder and its models."""
+        size = text.format_bytes(self.bytes)
+        return [
+            ("folder", f"{self.output}, {len(self.files)} files, {size}"),
+            ("first visit", f"loads at most {text.format_bytes(self.first_visit)}"),
+            *((model.name, model.words) for model in self.models),
+        ]
 
 
 # --- The report of ``capsedge.deploy_triton`` and ``capsedge.deploy_kserve`` ---
@@ -149,7 +165,7 @@ class TritonModel:
 
 
 @dataclass(frozen=True, repr=False)
-class TritonDeployment(Summarized):
+class TritonDeployment(Report):
     """A model repository for Triton Inference Server.
 
     Attributes:
@@ -160,6 +176,8 @@ class TritonDeployment(Summarized):
         files: the files in it.
         notes: remarks for the user.
     """
+
+    heading: ClassVar[str] = "Deployed"
 
     output: Path
     mount: str
@@ -172,15 +190,20 @@ class TritonDeployment(Summarized):
         """JSON values."""
         return {**asdict(self), "output": str(self.output)}
 
-    def _summary(self) -> Summary:
+    def _lines(self) -> list[str]:
         total = text.format_bytes(sum(file.bytes for file in self.files))
-        rows = [Row(model.name, described(model)) for model in self.models]
-        line = f"{self.output}: {len(self.models)} models, {total}"
-        return Summary("TritonDeployment", [line], rows)
+        return [f"{self.output}: {len(self.models)} models, {total}"]
+
+    def rows(self) -> list[tuple[str, str]]:
+        """The folder and its models."""
+        return [
+            ("folder", f"{self.output}, seen by the server at {self.mount}"),
+            *((model.name, described(model)) for model in self.models),
+        ]
 
 
 @dataclass(frozen=True, repr=False)
-class KServeDeployment(Summarized):
+class KServeDeployment(Report):
     """A manifest for KServe.
 
     Attributes:
@@ -189,6 +212,8 @@ class KServeDeployment(Summarized):
         models: names of the models that it loads.
         manifest: the document.
     """
+
+    heading: ClassVar[str] = "Deployed"
 
     output: Path
     name: str
@@ -199,9 +224,16 @@ class KServeDeployment(Summarized):
         """JSON values."""
         return {**asdict(self), "output": str(self.output)}
 
-    def _summary(self) -> Summary:
-        line = f"{self.output}: InferenceService {self.name}"
-        return Summary("KServeDeployment", [line], [Row("models", ", ".join(self.models))])
+    def _lines(self) -> list[str]:
+        return [f"{self.output}: InferenceService {self.name}"]
+
+    def rows(self) -> list[tuple[str, str]]:
+        """The file, the service and its models."""
+        return [
+            ("file", str(self.output)),
+            ("service", self.name),
+            ("models", ", ".join(self.models)),
+        ]
 
 
 def described(model: TritonModel) -> str:

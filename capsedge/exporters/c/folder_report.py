@@ -1,0 +1,96 @@
+"""What a folder of C says of itself, and how it is shown."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+from capsedge.exporters.c.fit import memory_rows
+from capsedge.exporters.c.measurement import MeasuredC, measured_text
+from capsedge.runtime.files.text import format_bytes
+from capsedge.runtime.result_summary import Report, Table, short
+
+
+@dataclass(frozen=True)
+class LayerRow:
+    """One layer of the network; its fields are those of ``NAME.json``.
+
+    Attributes:
+        products: multiply-adds per call.
+        constant_bytes: size of its weights, in flash.
+        scratch_bytes: size of its own working memory.
+        live_bytes: bytes of the arena in use while it runs, including values of other layers.
+    """
+
+    node: str
+    operator: str
+    products: int
+    constant_bytes: int
+    scratch_bytes: int
+    live_bytes: int
+
+
+@dataclass(frozen=True, repr=False)
+class FolderReport(Report):
+    """The contents of a folder's ``NAME.json``.
+
+    Attributes:
+        description: the whole ``NAME.json``.
+        memory: bytes, by their names.
+        layers: layers of the network.
+        measured: what `build --measure` found, with as many counts as layers or none.
+    """
+
+    heading: ClassVar[str] = "Network in C"
+
+    description: dict[str, Any]
+    memory: dict[str, int]
+    layers: list[LayerRow]
+    measured: list[MeasuredC]
+
+    def _lines(self) -> list[str]:
+        sizes = (format_bytes(self.memory[f"{k}_bytes"]) for k in ("constant", "arena"))
+        flash, ram = sizes
+        return [f"{short(self._name)}: {flash} of constants, {ram} of RAM"]
+
+    @property
+    def _name(self) -> str:
+        return str(self.description.get("name", ""))
+
+    def rows(self) -> list[tuple[str, str]]:
+        """The network, its memory, and what was measured."""
+        rows = [
+            ("made from", str(self.description["source"].get("file", ""))),
+            ("precision", str(self.description.get("precision") or "not stated")),
+            ("input", " x ".join(map(str, self.description["input"]["shape"]))),
+            *memory_rows(self._name, self.memory),
+        ]
+        for each in self.measured:
+            rows.append((f"measured for {each.core}", measured_text(asdict(each))))
+            rows += [("", tool) for tool in (each.compiler, each.emulator) if tool]
+        return rows
+
+    def tables(self) -> list[Table]:
+        """The layers."""
+        counted = [each for each in self.measured if each.instructions]
+        counts = (each.core for each in counted)
+        return [
+            Table(
+                "Layers",
+                ("node", "operator", "multiply-adds", *counts, "constants", "scratch", "live"),
+                [
+                    (
+                        x.node,
+                        x.operator,
+                        f"{x.products:,}",
+                        *(f"{each.instructions[k]:,}" for each in counted),
+                        *map(format_bytes, (x.constant_bytes, x.scratch_bytes, x.live_bytes)),
+                    )
+                    for k, x in enumerate(self.layers)
+                ],
+            )
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The description."""
+        return self.description
