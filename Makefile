@@ -89,7 +89,7 @@ test-web: $(READY) web ## Test the npm package and the page in Node.js and Chrom
 	PATH="$$(tools/node.sh):$$PATH" $(BIN)/python -m pytest -n 0 tests/web tests/page tests/serving/deploy -m "slow or not slow"
 
 conformance: $(READY) ## Check an operator, OP=Squash: its tables, then every case on every backend; without OP all of them
-	$(BIN)/python -m pytest -n 0 tests/spec tests/models/ops tests/native/test_operators.py
+	$(BIN)/python -m pytest -n 0 tests/spec tests/models/ops tests/native/test_operators.py tests/conformance/test_gaps.py
 	$(BIN)/python -m tests.conformance test --filter '^${OP:%=%\(}'
 	$(BIN)/python -m tests.conformance gradient --backend torch --filter '^${OP:%=%\(}'
 

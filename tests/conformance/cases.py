@@ -10,7 +10,7 @@ form (``str(case)``) names it, filters it (``--filter`` is a regular expression 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any
@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.spec.operators import OPERATORS
+from tools.spec.cpp_operators import snake
 
 from . import inputs, oracle
 from .gaps import gap
@@ -34,17 +35,6 @@ OUTPUTS = {
 EXTRA_OUTPUTS = {
     name: ("couplings",) if spec.torch and spec.couplings else ()
     for name, spec in OPERATORS.items()
-}
-_ORACLES: dict[str, Callable[..., Any]] = {
-    "Squash": oracle.squash,
-    "DynamicRouting": oracle.dynamic_routing,
-    "VoteRouting": oracle.vote_routing,
-    "EMRouting": oracle.em_routing,
-    "AttentionRouting": oracle.attention_routing,
-    "SelfAttentionRouting": oracle.self_attention_routing,
-    "UniformRouting": oracle.uniform_routing,
-    "PoseNormalization": oracle.pose_normalization,
-    "QuantizedConv": oracle.quantized_conv,
 }
 
 
@@ -127,7 +117,7 @@ def evaluate(case: Case, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArra
     if "weight_scale" in given and operator != "QuantizedConv":
         operator = operator.removeprefix("Quantized")
         given["weight"] = oracle.dequantized(given["weight"], given.pop("weight_scale"))
-    found = _ORACLES[operator](*given.values(), **case.attributes)
+    found = getattr(oracle, snake(operator))(*given.values(), **case.attributes)
     found = found[: len(case.outputs)] if isinstance(found, tuple) else found
     results = found if isinstance(found, tuple) else (found,)
     return dict(zip(case.outputs, results, strict=True))

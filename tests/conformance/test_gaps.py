@@ -42,9 +42,12 @@ def test_cuda_and_plugins_lack_what_the_registry_says(operator: str) -> None:
     spec = OPERATORS[operator]
     for case in selected(OF_OPERATOR[operator]):
         kernel = spec.has_cuda_kernel and not spec.plugin_lacks(shapes_of(case))
-        assert (gap("cuda", operator, "float32", case.features) is None) == kernel, case
+        assert (gap("cuda", operator, "float32", case.features) is None) == kernel, (
+            f"gaps.py on {case}"
+        )
         plugin = kernel and spec.plugin
-        assert (gap("tensorrt", operator, "float32", case.features) is None) == plugin, case
+        found = gap("tensorrt", operator, "float32", case.features)
+        assert (found is None) == plugin, f"gaps.py on {case}"
 
 
 def test_a_shared_row_of_logits_is_written_out_for_tensorrt_alone() -> None:
@@ -66,7 +69,7 @@ def test_the_c_source_has_the_kernels_of_the_table(operator: str) -> None:
         count = len(shapes_of(case))
         taken = capsules.has_kernel(operator, dict(case.attributes), count, outputs)
         taken = taken or operator in others
-        assert (gap("c", operator, "float32", case.features) is None) == taken, case
+        assert (gap("c", operator, "float32", case.features) is None) == taken, f"gaps.py on {case}"
     if OPERATORS[operator].couplings:
         assert gap("c", operator, "float32", {"couplings"}) is not None
         assert not capsules.has_kernel(operator, {}, len(OPERATORS[operator].inputs), outputs + 1)

@@ -1,4 +1,4 @@
-"""Register operators with PyTorch: definition, shapes, gradient, kernels, decomposition; record their calls."""
+"""Register operators with PyTorch: definition, shapes, gradient, kernels, decomposition, records of calls."""
 
 from __future__ import annotations
 
