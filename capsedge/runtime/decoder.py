@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
 from capsedge.runtime.backends.backend import Backend, ModelFile, PartialBackend, Port
-from capsedge.runtime.onnx_file.wire import BYTES, Malformed, Wire, length_delimited, message
+from capsedge.runtime.files.protobuf import BYTES, Malformed, Wire, length_delimited, message
 from capsedge.runtime.tensors import LARGEST, AnyArray, as_array, checked_input
 from capsedge.spec import limits, onnx_wire
 from capsedge.spec.vocabularies import POSES, RECONSTRUCTION

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from capsedge.runtime.onnx_file import wire
-from capsedge.runtime.onnx_file.wire import BYTES, FIXED32, FIXED64, VARINT, Wire
+from capsedge.runtime.files import protobuf
+from capsedge.runtime.files.protobuf import BYTES, FIXED32, FIXED64, VARINT, Wire
 from capsedge.serving.request_bodies import (
     InferRequest,
     Input,
@@ -42,7 +42,7 @@ def from_grpc(data: bytes) -> tuple[str, str, InferRequest]:
     """
     try:
         return _Message(data).request()
-    except wire.Malformed as error:
+    except protobuf.Malformed as error:
         raise Malformed(str(error)) from error
 
 

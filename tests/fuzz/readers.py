@@ -701,9 +701,10 @@ READERS: dict[str, Reader] = {
     "config": Reader(_read_config, _configs, ("capsedge.models", *_JSON)),
     "onnx": Reader(
         _read_onnx, _onnx,
-        ("capsedge.runtime.onnx_file", "capsedge.runtime.profiling", "capsedge.runtime.session",
-         "capsedge.runtime.load", "capsedge.runtime.decoder", "capsedge.runtime.predictions",
-         "capsedge.runtime.backends.onnxruntime_backend", "capsedge.runtime.metadata", *_JSON),
+        ("capsedge.runtime.onnx_file", "capsedge.runtime.files.protobuf", "capsedge.runtime.profiling",
+         "capsedge.runtime.session", "capsedge.runtime.load", "capsedge.runtime.decoder",
+         "capsedge.runtime.predictions", "capsedge.runtime.backends.onnxruntime_backend",
+         "capsedge.runtime.metadata", *_JSON),
     ),
     "engine_metadata": Reader(
         _read_engine_metadata, _engine_metadata, ("capsedge.runtime.engine_metadata", *_JSON)
@@ -727,7 +728,7 @@ READERS: dict[str, Reader] = {
     "gRPC requests": Reader(
         requests.read_grpc, requests.messages,
         ("capsedge.serving.grpc_requests", "capsedge.serving.request_bodies", "capsedge.serving.requests",
-         "capsedge.serving.request_tensors", "capsedge.runtime.onnx_file.wire"),
+         "capsedge.serving.request_tensors", "capsedge.runtime.files.protobuf"),
     ),
     "table": Reader(_read_table, _tables, ("capsedge.calibration.ranges", *_JSON)),
 }  # fmt: skip

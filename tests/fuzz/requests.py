@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from capsedge.runtime.onnx_file.wire import length_delimited as field
+from capsedge.runtime.files.protobuf import length_delimited as field
 from capsedge.spec import limits
 
 ZOO = Path(__file__).parents[2] / "capsedge" / "zoo" / "digits-dynamic.onnx"

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from capsedge.runtime.onnx_file.wire import length_delimited as field
+from capsedge.runtime.files.protobuf import length_delimited as field
 from capsedge.spec import limits
 from tests.serving.conftest import images, tensor
 from tests.serving.models import DIGITS

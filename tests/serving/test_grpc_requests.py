@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from capsedge.runtime.onnx_file.wire import length_delimited as field
+from capsedge.runtime.files.protobuf import length_delimited as field
 from capsedge.serving.grpc_messages import COMPILED, message
 from capsedge.serving.grpc_requests import from_grpc
 from capsedge.serving.request_bodies import Malformed

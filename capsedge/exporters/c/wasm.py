@@ -18,6 +18,7 @@ from capsedge.exporters.c import folder, naming, toolchain
 from capsedge.exporters.c.program import C_TYPES, Constants
 from capsedge.exporters.c.source import Library, header, source
 from capsedge.exporters.c.write_c import read_library
+from capsedge.runtime.files.protobuf import varint_of
 from capsedge.runtime.files.text import format_bytes, printable
 from capsedge.runtime.files.writing import (
     check_replaceable,
@@ -27,8 +28,7 @@ from capsedge.runtime.files.writing import (
 )
 from capsedge.runtime.metadata import ModelMetadata
 from capsedge.runtime.onnx_file import summary
-from capsedge.runtime.onnx_file.wire import varint_of
-from capsedge.runtime.result_summary import Report
+from capsedge.runtime.result_summary import Row, Summarized, Summary
 from capsedge.spec.fields import COMPILED_SCHEMA, PREFIX, WASM_KIND, WASM_SECTION
 from capsedge.spec.onnx_wire import DOMAIN
 from capsedge.spec.vocabularies import LENGTHS, LOGITS, VOCABULARIES

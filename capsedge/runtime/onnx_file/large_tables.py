@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from capsedge.runtime.onnx_file.wire import BYTES, Wire, length_delimited, message, number_field
+from capsedge.runtime.files.protobuf import BYTES, Wire, length_delimited, message, number_field
 from capsedge.spec import limits, onnx_wire
 
 LEAST_BYTES = 16 * limits.MIB  # minimum size of a table; smaller tables are not worth it

@@ -12,17 +12,10 @@ from numpy.typing import NDArray
 
 from capsedge.errors import ArtefactError, CapsedgeError
 from capsedge.runtime.files.formats import is_engine
+from capsedge.runtime.files.protobuf import BYTES, Malformed
 from capsedge.runtime.finite import DIVERGED, NotFinite, listed, not_finite
 from capsedge.runtime.onnx_file.summary import read_bytes, summarize
-from capsedge.runtime.onnx_file.wire import (
-    BYTES,
-    MODEL,
-    FieldValues,
-    Malformed,
-    Message,
-    Walker,
-    number_of,
-)
+from capsedge.runtime.onnx_file.wire import MODEL, FieldValues, Message, Walker, number_of
 from capsedge.spec import onnx_wire
 from capsedge.spec.operators import DOMAIN
 

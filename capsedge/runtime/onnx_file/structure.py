@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from capsedge.errors import ArtefactError
+from capsedge.runtime.files.protobuf import BYTES, Malformed, Wire
 from capsedge.runtime.onnx_file.order import Cyclic, sorted_nodes
 from capsedge.runtime.onnx_file.summary import read_bytes, summarize
-from capsedge.runtime.onnx_file.wire import BYTES, Malformed, Wire
 from capsedge.spec import limits, onnx_wire
 from capsedge.spec.operators import DOMAIN, operator_of
 

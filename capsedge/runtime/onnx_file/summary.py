@@ -16,14 +16,8 @@ from typing import BinaryIO, ClassVar, NamedTuple
 
 from capsedge.errors import ArtefactError, UnsupportedModelError, UsageError
 from capsedge.runtime.files import formats, reading
-from capsedge.runtime.onnx_file.wire import (
-    MODEL,
-    FieldValues,
-    Malformed,
-    Message,
-    Walker,
-    number_of,
-)
+from capsedge.runtime.files.protobuf import Malformed
+from capsedge.runtime.onnx_file.wire import MODEL, FieldValues, Message, Walker, number_of
 from capsedge.spec import limits, onnx_wire
 from capsedge.spec.onnx_wire import DOMAINS
 from capsedge.spec.operators import DOMAIN, OPERATORS, operator_of

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from capsedge.runtime.backends.backend import Feeds
 from capsedge.runtime.backends.onnxruntime_backend import ProfiledSession
 from capsedge.runtime.backends.onnxruntime_session import SessionSettings
-from capsedge.runtime.onnx_file.wire import length_delimited, message, number_field
+from capsedge.runtime.files.protobuf import length_delimited, message, number_field
 from capsedge.spec import onnx_wire
 
 # --- Two tiny ONNX files ---
