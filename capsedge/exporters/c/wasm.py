@@ -28,7 +28,7 @@ from capsedge.runtime.files.writing import (
 )
 from capsedge.runtime.metadata import ModelMetadata
 from capsedge.runtime.onnx_file import summary
-from capsedge.runtime.result_summary import Row, Summarized, Summary
+from capsedge.runtime.result_summary import Report
 from capsedge.spec.fields import COMPILED_SCHEMA, PREFIX, WASM_KIND, WASM_SECTION
 from capsedge.spec.onnx_wire import DOMAIN
 from capsedge.spec.vocabularies import LENGTHS, LOGITS, VOCABULARIES
