@@ -6,13 +6,12 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
-from capsedge.runtime.ensemble import Ensemble
 from capsedge.runtime.files import reading
 from capsedge.runtime.files.writing import write_bytes
 from capsedge.runtime.images.decoding import SupportsRead
@@ -24,6 +23,9 @@ from capsedge.runtime.progress import Progress, silent
 from capsedge.runtime.scores import decision_warnings
 from capsedge.runtime.session import Session
 from capsedge.spec.fields import CONFIDENT
+
+if TYPE_CHECKING:
+    from capsedge.runtime.ensemble import Ensemble  # brings threads, which one model does not need
 
 GROUP = 32  # images per run
 

@@ -84,7 +84,7 @@ class BatchReport(Report):
             ),
         ]
         if self.resumed:
-            rows.append(("parts", f"{self.parts}, {self.resumed} of them from before"))
+            rows.append(("resumed", f"{self.resumed} of {self.parts} parts from before"))
         return rows
 
 

@@ -19,7 +19,7 @@ def test_json_and_the_exit_code_of_bad_images(
     words = ["batch", MODEL, str(folder), "--threads", "1", "-o", str(tmp_path / "a.parquet")]
     assert run(words, monkeypatch) == 0
     said = capsys.readouterr()
-    assert f"{COUNT} images" in said.out
+    assert f"images     {COUNT}, " in said.out
     assert f"6 of {COUNT} images" in said.err
     (folder / "bad.png").write_bytes(b"")
     assert run([*words, "--json", "--outputs", "scores", "--force"], monkeypatch) == 2
