@@ -218,6 +218,14 @@ OnDevice::OnDevice(const Cuda& cuda, int device) : cuda_(cuda) {
 
 OnDevice::~OnDevice() { cuda_.f_->cudaSetDevice(before_); }
 
+std::string newest_cuda_of_driver() {
+  void* const driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  if (driver == nullptr) return "";
+  const auto get = reinterpret_cast<int (*)(int*)>(dlsym(driver, "cuDriverGetVersion"));
+  int version = 0;
+  return get != nullptr && get(&version) == 0 && version > 0 ? version_text(version) : "";
+}
+
 std::string device_name(int device) {
   void* const driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   if (driver == nullptr) return "";
