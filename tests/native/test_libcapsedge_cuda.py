@@ -46,7 +46,9 @@ class Gpu:
     """libcapsedge in a copy of its own, which has opened no other ONNX Runtime, and its stand-ins."""
 
     def __init__(self, folder: Path, library: Path) -> None:
-        self.folder, self.library = folder, folder / "libcapsedge.so"
+        self.folder, self.site = folder, folder / "site"  # of a Python environment
+        self.library = self.site / "capsedge" / "runtime" / "_native" / "lib" / "libcapsedge.so"
+        self.library.parent.mkdir(parents=True)
         shutil.copy(library, self.library)
         self.kernels = folder / "some.fatbin"
         self.kernels.write_bytes(b"the stand-in does not load it")
@@ -351,13 +353,26 @@ def test_the_kernels_file(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Failed, match="make cuda-wheel") as failed:
         gpu.open(default_model(), ops="fused")
     assert failed.value.code == ENVIRONMENT
-    beside = gpu.folder / "kernels.fatbin"
-    shutil.copy(gpu.kernels, beside)
-    session = gpu.open(default_model(), ops="fused")
-    assert gpu.option("capsedge.cuda.kernels") == str(beside)
-    assert session.describe().no_kernel_reason is None
-    session.close()
+    package = gpu.site / "capsedge_cuda"
+    package.mkdir()
+    for version in ("0.0.1", capsedge.__version__):
+        (package / "__init__.py").write_text(f'__version__ = "{version}"\n')
+        shutil.copy(gpu.kernels, package / "kernels.fatbin")
+        if version != capsedge.__version__:
+            with pytest.raises(
+                Failed, match=r"of another version[^\0]*capsedge-cuda is 0\.0\.1"
+            ) as failed:
+                gpu.open(default_model())
+            assert failed.value.code == ENVIRONMENT
+    beside = gpu.library.with_name("kernels.fatbin")
+    for file in (package / "kernels.fatbin", beside):
+        shutil.copy(gpu.kernels, file)
+        session = gpu.open(default_model(), ops="fused")
+        assert gpu.option("capsedge.cuda.kernels") == str(file)
+        assert session.describe().no_kernel_reason is None
+        session.close()
     beside.unlink()
+    shutil.rmtree(package)
 
 
 def test_the_example_program(gpu: Gpu, tmp_path: Path) -> None:
@@ -367,7 +382,7 @@ def test_the_example_program(gpu: Gpu, tmp_path: Path) -> None:
     image.write_bytes(b"P5 28 28 255\n" + bytes(range(256)) * 3 + bytes(16))
     compiled(
         "gcc", "-std=c99", "-Wall", "-Wextra", "-Werror", f"-I{INCLUDE}", str(examples / "classify.c"),
-        str(gpu.library), f"-Wl,-rpath,{gpu.folder}", "-o", str(program),
+        str(gpu.library), f"-Wl,-rpath,{gpu.library.parent}", "-o", str(program),
     )  # fmt: skip
     library = {"CAPSEDGE_ONNXRUNTIME": str(gpu.folder), "LD_LIBRARY_PATH": str(gpu.folder)}
     said = [

@@ -146,6 +146,16 @@ def test_the_graphs_of_a_few_batches_are_kept(engine: Any, machine: Machine) -> 
 
 
 @pytest.mark.thorough
+def test_graphs_that_are_not_wanted(engine: Any, machine: Machine) -> None:
+    native = Session(engine(default_model()), graphs=False)
+    for _ in range(3):
+        native.predict(pictures(2))
+    assert native.describe().no_graph_reason == b"graphs were not requested"
+    assert machine.cudart.fake_count(3) == 0
+    native.close()
+
+
+@pytest.mark.thorough
 def test_engines_that_cannot_be_captured_run_plainly(engine: Any, machine: Machine) -> None:
     native = Session(engine(default_model()))
     machine.cudart.fake_set(1, 87, 1, ANY_AMOUNT)

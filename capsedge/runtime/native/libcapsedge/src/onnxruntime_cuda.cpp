@@ -69,13 +69,12 @@ class OnnxRuntimeCudaBackend : public OnnxRuntimeBackend {
 
   void run(const Value* inputs, size_t input_count, Value* outputs, size_t output_count) const override {
     const OnDevice on(cuda_, gpu_);
-    const CalledShape call(inputs, input_count, outputs, output_count, this->inputs().size());
-    if (by_graph(call, inputs, input_count, outputs, output_count)) return;
+    if (by_graph(inputs, input_count, outputs, output_count)) return;
     {
       const NoCapture none;
       OnnxRuntimeBackend::run(inputs, input_count, outputs, output_count);
     }
-    graphs_.saw({inputs, input_count, outputs, output_count, this->inputs().size()});
+    saw(inputs, input_count, outputs, output_count);
   }
 
   // ONNX Runtime waits for its results, and so does this call.
@@ -88,13 +87,12 @@ class OnnxRuntimeCudaBackend : public OnnxRuntimeBackend {
       check_once(outputs, output_count);
       cuda_.synchronize(stream);  // what the caller has queued there may write the inputs
     }
-    const CalledShape call(inputs, input_count, outputs, output_count, this->inputs().size());
-    if (by_graph(call, inputs, input_count, outputs, output_count)) return;
+    if (by_graph(inputs, input_count, outputs, output_count)) return;
     {
       const NoCapture none;
       run_bound(inputs, input_count, outputs, output_count);
     }
-    graphs_.saw({inputs, input_count, outputs, output_count, this->inputs().size()});
+    saw(inputs, input_count, outputs, output_count);
   }
 
  private:
@@ -107,8 +105,9 @@ class OnnxRuntimeCudaBackend : public OnnxRuntimeBackend {
   }
 
   // Whether a graph ran the call, on memory of any kind; else the plain session is to run it.
-  bool by_graph(const CalledShape& call, const Value* inputs, size_t input_count, Value* outputs, size_t output_count) const {
-    Graphs::Turn turn(graphs_, call);
+  bool by_graph(const Value* inputs, size_t input_count, Value* outputs, size_t output_count) const {
+    if (no_graph_reason() != nullptr) return false;
+    Graphs::Turn turn(graphs_, {inputs, input_count, outputs, output_count, this->inputs().size()});
     if (!turn) return false;
     try {
       const NoCapture none;
@@ -127,6 +126,11 @@ class OnnxRuntimeCudaBackend : public OnnxRuntimeBackend {
     }
     cuda_.synchronize(copies_->handle());
     return true;
+  }
+
+  // After a plain run, which has set the shapes of all outputs.
+  void saw(const Value* inputs, size_t input_count, const Value* outputs, size_t output_count) const {
+    if (no_graph_reason() == nullptr) graphs_.saw({inputs, input_count, outputs, output_count, this->inputs().size()});
   }
 
   void check_on_gpu(const Value* values, size_t count, const std::vector<Port>& ports) const {
