@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 import capsedge
@@ -33,13 +34,36 @@ from tests.tensorrt.fixtures import ANY_AMOUNT, SOURCE
 from . import libcapsedge
 from .builds import NATIVE
 from .libcapsedge import ENVIRONMENT, UNSUPPORTED, USAGE, Failed, Session
-from .stand_ins import DRIVER, INCLUDE, compiled
-from .test_libcapsedge_tensorrt import OnGpu
+from .stand_ins import DRIVER, INCLUDE, build, compiled
+from .test_libcapsedge_builds import OPTIONS
+from .test_libcapsedge_tensorrt import OnGpu, program
 
 pytest.importorskip("onnxruntime")
 OPERATORS, TF32 = "capsedge.cuda.operators", "use_tf32"
 NEW_DRIVER = "int cuDriverGetVersion(int* to) { return *to = 13000, 0; }"
 SIZE = ctypes.c_size_t(1)
+
+
+def stand_ins_in(folder: Path, *flags: str) -> dict[str, str]:
+    """ONNX Runtime for GPUs, libcudart, libcuda and a file of kernels; and the variables that name them."""
+    common = ("-shared", "-fPIC", *flags)
+    compiled("gcc", *common, str(SOURCE), "-o", str(folder / "libcudart.so"))
+    compiled(
+        "g++", "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", *common, f"-I{NATIVE}",
+        f"-I{NATIVE}/onnxruntime", f"-I{NATIVE}/kernels", str(Path(__file__).with_name("ort_gpu.cpp")),
+        "-o", str(folder / "libonnxruntime.so"),
+    )  # fmt: skip
+    driver = folder / "driver.c"
+    driver.write_text(DRIVER + NEW_DRIVER)
+    name = "-Wl,-soname,libcuda.so.1"
+    compiled("gcc", *common, name, str(driver), "-o", str(folder / "libcuda.so.1"))
+    kernels = folder / "some.fatbin"
+    kernels.write_bytes(b"the stand-in does not load it")
+    return {
+        "CAPSEDGE_CUDART": str(folder / "libcudart.so"),
+        "CAPSEDGE_MOCK_RUNTIME_ORT": str(libcapsedge.onnxruntime_library()),
+        "CAPSEDGE_CUDA_KERNELS": str(kernels),
+    }
 
 
 class Gpu:
@@ -50,25 +74,9 @@ class Gpu:
         self.library = self.site / "capsedge" / "runtime" / "_native" / "lib" / "libcapsedge.so"
         self.library.parent.mkdir(parents=True)
         shutil.copy(library, self.library)
-        self.kernels = folder / "some.fatbin"
-        self.kernels.write_bytes(b"the stand-in does not load it")
-        compiled("gcc", "-shared", "-fPIC", str(SOURCE), "-o", str(folder / "libcudart.so"))
-        compiled(
-            "g++", "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", f"-I{NATIVE}",
-            f"-I{NATIVE}/onnxruntime", f"-I{NATIVE}/kernels", str(Path(__file__).with_name("ort_gpu.cpp")),
-            "-o", str(folder / "libonnxruntime.so"),
-        )  # fmt: skip
-        (folder / "driver.c").write_text(DRIVER + NEW_DRIVER)
-        compiled(
-            "gcc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", str(folder / "driver.c"), "-o",
-            str(folder / "libcuda.so.1"),
-        )  # fmt: skip
-        self.variables = {
-            "CAPSEDGE_CUDART": str(folder / "libcudart.so"),
-            "CAPSEDGE_MOCK_RUNTIME_ORT": str(libcapsedge.onnxruntime_library()),
-            "CAPSEDGE_CUDA_KERNELS": str(self.kernels),
-            libcapsedge.LIBRARY_VARIABLE: str(self.library),
-        }
+        self.variables = stand_ins_in(folder)
+        self.variables[libcapsedge.LIBRARY_VARIABLE] = str(self.library)
+        self.kernels = Path(self.variables["CAPSEDGE_CUDA_KERNELS"])
         self.cudart = ctypes.CDLL(str(folder / "libcudart.so"))
         self.cudart.fake_set.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_size_t]
         self.ort = ctypes.CDLL(str(folder / "libonnxruntime.so"))
@@ -183,6 +191,29 @@ def test_names_are_those_of_python(gpu: Gpu) -> None:
         seen.add(session.describe().ops.decode())
         session.close()
     assert seen >= {"fused", "mixed", "refused"}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "fits"),
+    [
+        ([2, 16], True), ([-5, 16], True), (["a", 16], True), ([None, 16], True),
+        ([1 << 40, 1 << 40], False), ([1] * 70, False), (None, False),
+    ],
+)  # fmt: skip
+def test_shapes_that_a_file_states(gpu: Gpu, sizes: Any, fits: bool) -> None:
+    """Of an operator that takes any: only those whose elements can be counted."""
+    case = next(c for c in CASES if c.operator == "Squash")
+    inputs = dict(make(case, "float32").inputs)
+    model = onnx.load_from_string(one_node(case.operator, {}, inputs, ()))
+    kind = onnx.helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, sizes)
+    model.graph.input[0].type.CopyFrom(kind)
+    if fits:
+        gpu.open(model.SerializeToString())
+        assert gpu.option(OPERATORS) == "Squash"
+        return
+    with pytest.raises(Failed, match=r"no function body[^\0]*does not state the shape") as failed:
+        gpu.open(model.SerializeToString())
+    assert failed.value.code == ENVIRONMENT
 
 
 def test_only_eight_shapes_are_captured(gpu: Gpu) -> None:
@@ -394,6 +425,20 @@ def test_the_example_program(gpu: Gpu, tmp_path: Path) -> None:
     ]  # fmt: skip
     assert said[0].startswith(f"{image}: ")
     assert said[0] == said[1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("kind", ["address,undefined", "thread"])
+def test_sanitizers(tmp_path: Path, kind: str) -> None:
+    """Eight threads over one session and with one each; closing while others run."""
+    options = ("-DCAPSEDGE_TESTS=ON", f"-DCAPSEDGE_SANITIZE={kind}")
+    folder = build(tmp_path / "build", "capsedge_stress", *options)
+    variables = stand_ins_in(tmp_path, f"-fsanitize={kind}") | OPTIONS[kind]
+    variables |= {"LD_LIBRARY_PATH": str(tmp_path), "CAPSEDGE_STRESS_GPU": "1"}
+    stress = folder / "tests" / "capsedge_stress"
+    found = program(stress, tmp_path, default_model(), "threads", "5", **variables)
+    assert found.returncode == 0, found.stdout[-2000:] + found.stderr[-6000:]
 
 
 def test_an_onnxruntime_for_the_cpu_is_refused() -> None:

@@ -13,6 +13,7 @@
 #include "cuda_runtime.h"
 #include "cuda_takes.h"
 #include "files.h"
+#include "generated/limits.h"
 #include "generated/onnx_wire.h"
 #include "instances.h"
 #include "library_search.h"
@@ -84,6 +85,15 @@ int64_t size_of(std::string_view dimension) {
   return size;
 }
 
+// Forgets a shape whose elements cannot be counted; a size of zero counts as one.
+Stated countable(Stated stated) {
+  int64_t elements = 1;
+  for (const int64_t size : stated.shape)
+    if (size > 0 && __builtin_mul_overflow(elements, size, &elements)) stated.has_shape = false;
+  if (stated.shape.size() > limits::kDimensions) stated.has_shape = false;
+  return stated;
+}
+
 // Of a TypeProto.Tensor.
 Stated tensor_of(std::string_view bytes) {
   Stated stated;
@@ -95,7 +105,7 @@ Stated tensor_of(std::string_view bytes) {
       if (dimension.number == kShapeDimension) stated.shape.push_back(size_of(dimension.content));
     });
   });
-  return stated;
+  return countable(stated);
 }
 
 // Of a ValueInfoProto.
@@ -121,7 +131,7 @@ Stated initializer_of(std::string_view bytes) {
     if (f.number == kTensorSizes && f.message())
       for (size_t at = 0; at < f.content.size();) add(wire::varint(f.content, at));
   });
-  return stated;
+  return countable(stated);
 }
 
 // The capsedge nodes of a file, and what it states of the values of its graph.
@@ -197,13 +207,14 @@ int32_t kernel_type(int32_t type) {
 // The sizes of an input, any size of the batch as 1; false if another size is not known. Dimensions that `...` stands for
 // may have any size.
 bool sizes_of(const Stated& stated, const Parameter& parameter, std::vector<int64_t>& sizes) {
+  if (!stated.has_shape) return false;
   const std::string first = parameter.shape.size() == 0 ? "" : parameter.shape[0];
   for (size_t axis = 0; axis < stated.shape.size(); ++axis) {
     const bool free = first == "..." || (axis == 0 && first == "N");
     if (stated.shape[axis] < 0 && !free) return false;
     sizes.push_back(std::max<int64_t>(stated.shape[axis], stated.shape[axis] < 0 ? 1 : 0));
   }
-  return stated.has_shape;
+  return true;
 }
 
 bool all_named(const std::vector<std::string>& names) {
