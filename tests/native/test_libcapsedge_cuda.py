@@ -361,6 +361,11 @@ def test_refusals(gpu: Gpu) -> None:
         with pytest.raises(Failed, match=words) as failed:
             gpu.open(default_model(), **options)
         assert failed.value.code == code
+    gpu.cudart.fake_set(0, 90, 0, ANY_AMOUNT)
+    with pytest.raises(Failed, match=r"no NVIDIA GPU that CUDA can use|There is no GPU 0") as failed:
+        gpu.open(default_model())
+    assert failed.value.code == ENVIRONMENT
+    gpu.cudart.fake_set(1, 90, 0, ANY_AMOUNT)
     gpu.refuse("append", "libcublasLt.so.13: cannot open shared object file")
     with pytest.raises(
         Failed, match=r"CUDAExecutionProvider did not start[^\0]*libcublasLt"

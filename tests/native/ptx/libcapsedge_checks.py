@@ -26,9 +26,10 @@ from tests.conformance.cases import CASES, Case, make
 from tests.conformance.inputs import batched
 from tests.conformance.native import one_node
 from tests.conformance.provider import executor
+from tests.conformance.ptx import architecture
 from tests.native import libcapsedge
 from tests.native.libcapsedge import ENVIRONMENT, UNSUPPORTED, USAGE, Failed, Session
-from tools.ptx import provider
+from tools.ptx import build, provider
 
 Arrays = dict[str, NDArray[Any]]
 OPERATORS = ("Squash", "DynamicRouting", "EMRouting", "AttentionRouting", "QuantizedDynamicRouting")
@@ -356,14 +357,34 @@ def refusals() -> None:
     assert failed.value.code == UNSUPPORTED
 
 
+def no_driver() -> None:
+    """A status about the machine, whether a libcudart is installed or not."""
+    _refused_here("libcudart|no NVIDIA GPU that CUDA can use")
+
+
+def no_cublas() -> None:
+    """A library that the provider loads: a status about the machine, too, not about the file."""
+    build.use(architecture())  # without the stubs
+    _refused_here(r"did not start[^\0]*libcu")
+
+
+def _refused_here(words: str) -> None:
+    path = zoo_model("digits-em")
+    assert path is not None
+    with pytest.raises(Failed, match=words) as failed:
+        on_gpu(path, "portable")
+    assert failed.value.code == ENVIRONMENT
+
+
 CHECKS: dict[str, Callable[[], None]] = {
     each.__name__: each
     for each in (
         results, graphs, many_shapes, threads, device_memory, failed_launches, short_of_memory,
-        damaged_kernels, missing_parts, bodies, refusals,
+        damaged_kernels, missing_parts, bodies, refusals, no_driver, no_cublas,
     )
 }  # fmt: skip
 
 if __name__ == "__main__":
-    executor()
+    if not sys.argv[1].startswith("no_"):
+        executor()
     CHECKS[sys.argv[1]]()

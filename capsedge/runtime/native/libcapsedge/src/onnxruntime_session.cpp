@@ -26,8 +26,9 @@ using namespace capsedge::ort;
 
 constexpr char kCuda[] = "CUDAExecutionProvider";
 constexpr int kFatal = 4;  // its messages are returned in statuses, not printed on standard error
-// Its messages: for a weight shared by two nodes, for a node that its provider lacks, and ours in its session.
+// Its messages: for a weight shared by two nodes, for a library that its provider lacks, for a node that it lacks; and ours.
 constexpr char kShared[] = "Attempt to replace the existing tensor";
+constexpr char kNoLibrary[] = "Failed to load library";
 constexpr char kFellBack[] = "fallback to CPU EP has been explicitly disabled";
 constexpr char kRefusedKernels[] = "capsedge cannot use the CUDA kernels: ";
 
@@ -131,6 +132,7 @@ Owned<OrtSessionOptions> session_options(const OnnxRuntime& runtime, const OpenO
 [[noreturn]] void cannot_load(const OnnxRuntime& runtime, const std::string& name, const std::string& message, bool on_gpu) {
   if (const size_t at = message.find(kRefusedKernels); at != std::string::npos)
     cannot_load_kernels(first_line(message.substr(at + sizeof kRefusedKernels - 1)));
+  if (const size_t at = message.find(kNoLibrary); on_gpu && at != std::string::npos) cannot_start_cuda(message.substr(at));
   if (holds(message, kFellBack))
     throw Failure(CAPSEDGE_UNSUPPORTED, name + " does not run entirely on " + kCuda + ".",
                   "Some of its operators would run on the CPU, with copies in between, but the requested device is binding.",
