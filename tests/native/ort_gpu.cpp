@@ -147,9 +147,8 @@ const OrtApiBase* real_base() {
   return base;
 }
 
-const OrtApi* get_api(uint32_t version) {
+const OrtApi* make_table(uint32_t version) {
   real = real_base()->GetApi(version);
-  if (real == nullptr) return nullptr;
   std::memcpy(table, real, sizeof table);
   replace(kGetAvailableProviders, available);
   replace(kReleaseAvailableProviders, release_available);
@@ -165,6 +164,11 @@ const OrtApi* get_api(uint32_t version) {
   replace(kRun, run);
   replace(kRunWithBinding, run_with_binding);
   return reinterpret_cast<const OrtApi*>(table);
+}
+
+const OrtApi* get_api(uint32_t version) {
+  static const OrtApi* const made = make_table(version);  // libcapsedge asks for one version only
+  return made;
 }
 
 const char* version() { return real_base()->GetVersionString(); }

@@ -362,7 +362,9 @@ def test_refusals(gpu: Gpu) -> None:
             gpu.open(default_model(), **options)
         assert failed.value.code == code
     gpu.cudart.fake_set(0, 90, 0, ANY_AMOUNT)
-    with pytest.raises(Failed, match=r"no NVIDIA GPU that CUDA can use|There is no GPU 0") as failed:
+    with pytest.raises(
+        Failed, match=r"no NVIDIA GPU that CUDA can use|There is no GPU 0"
+    ) as failed:
         gpu.open(default_model())
     assert failed.value.code == ENVIRONMENT
     gpu.cudart.fake_set(1, 90, 0, ANY_AMOUNT)
