@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from capsedge.cli import _options, _output
 from capsedge.cli._parameters import Argument
+from capsedge.errors import EnvironmentProblem
 
 if TYPE_CHECKING:
     from capsedge.runtime.backends.native_library import Embedding
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 WORDS = (
     *("cflags", "libs", "rpath", "includedir", "libdir", "cmakedir", "pkgconfigdir", "examples"),
-    *("models", "samples", "version"),
+    *("models", "samples", "kernels", "version"),
 )
 FLAGS = ("cflags", "libs", "rpath")  # printed on one line, quoted for a shell
 Words = Annotated[
@@ -24,7 +25,8 @@ Words = Annotated[
         help="cflags: flags for the compiler; libs: for the linker, with rpath, by which programs find the "
         "library at run time; the folders includedir (headers), libdir (libcapsedge.so), cmakedir (for "
         "-Dcapsedge_DIR=), pkgconfigdir (for PKG_CONFIG_PATH), examples (programs), models (ONNX files) and "
-        "samples (images); version: of headers and library. Without a word, all as a table.",
+        "samples (images); kernels: the file of the CUDA kernels, if it is installed; version: of headers "
+        "and library. Without a word, all as a table.",
         choices=WORDS,
     ),
 ]
@@ -36,7 +38,7 @@ def command(words: Words = None, as_json: _options.Json = False) -> None:
     Flags are printed on one line, quoted for a shell: cc app.c $(capsedge config cflags libs).
     """
     chosen = [word for word in WORDS if word in (words or ())]
-    places = _paths()
+    places = _paths() | _kernels("kernels" in chosen)
     if chosen and not set(chosen) - set(places) and not as_json:
         for name in chosen:
             _output.say(places[name])
@@ -60,6 +62,29 @@ def _paths() -> dict[str, str]:
     from capsedge.runtime.zoo import default_model, samples_folder
 
     return {"models": str(default_model().parent), "samples": str(samples_folder())}
+
+
+def _kernels(asked: bool) -> dict[str, str]:
+    """The file of the CUDA kernels; nothing where it is missing.
+
+    Raises:
+        EnvironmentProblem: it is asked for, and missing.
+    """
+    from capsedge.runtime.cuda_kernels import HOW_TO_GET, find_cuda_kernels
+
+    try:
+        kernels = find_cuda_kernels()
+    except EnvironmentProblem:
+        if asked:
+            raise
+        return {}
+    if kernels is None and asked:
+        raise EnvironmentProblem(
+            "The file of the CUDA kernels is not installed.",
+            "It is kernels.fatbin of the package capsedge-cuda.",
+            HOW_TO_GET,
+        )
+    return {} if kernels is None else {"kernels": str(kernels)}
 
 
 def _facts(found: Embedding) -> dict[str, Any]:

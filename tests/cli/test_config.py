@@ -64,6 +64,21 @@ def test_models_and_samples_need_no_compiled_library(monkeypatch: pytest.MonkeyP
     assert CliRunner().invoke(app, ["config", "libdir"]).exit_code != 0
 
 
+def test_the_file_of_the_cuda_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its path where it is; where it is not, only who asks for it is told."""
+    monkeypatch.delenv("CAPSEDGE_CUDA_KERNELS", raising=False)
+    monkeypatch.setattr("capsedge.runtime.cuda_kernels._MODULE", "no_such_module")
+    missing = CliRunner().invoke(app, ["config", "kernels"])
+    assert isinstance(missing.exception, EnvironmentProblem)
+    assert "make cuda-wheel" in str(missing.exception)
+    assert config("samples") == str(SAMPLES[0].parent)
+    file = tmp_path / "kernels.fatbin"
+    file.write_bytes(b"")
+    monkeypatch.setenv("CAPSEDGE_CUDA_KERNELS", str(file))
+    assert config("kernels") == str(file)
+    assert json.loads(config("--json"))["kernels"] == str(file)
+
+
 def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native_library, "LIBRARY", "libnothing.so")
     with pytest.raises(EnvironmentProblem, match=r"apt-get install g\+\+"):

@@ -21,6 +21,8 @@ Array = NDArray[Any]
 LIBRARY_VARIABLE = "CAPSEDGE_TEST_LIBRARY"  # another build of the library to test
 OK, INTERNAL, USAGE, ENVIRONMENT, UNSUPPORTED, ARTEFACT = C_CODES
 OPS = {"auto": 0, "fused": 1, "portable": 2}
+PROVIDERS = {"cpu": 0, "cuda": 1}
+GRAPHS = {None: 0, True: 1, False: 2}
 TYPES = {
     "float32": 1, "uint8": 2, "int8": 3, "uint16": 4, "int16": 5, "int32": 6, "int64": 7,
     "bool": 9, "float16": 10, "float64": 11, "uint32": 12, "uint64": 13,
@@ -41,6 +43,9 @@ class OpenOptions(ctypes.Structure):
         ("tensorrt", _TEXT),
         ("device", _I32),
         ("contexts", ctypes.c_size_t),
+        ("provider", _I32),
+        ("graphs", _I32),
+        ("cuda_kernels", _TEXT),
     )
 
 
@@ -64,6 +69,7 @@ class Description(ctypes.Structure):
         ("largest_batch", _I64),
         ("no_graph_reason", _TEXT),
         ("value_count", ctypes.c_size_t),
+        ("no_kernel_reason", _TEXT),
     )
 
 
@@ -283,11 +289,17 @@ class Session:
         tensorrt: str | None = None,
         device: int = 0,
         contexts: int = 0,
+        provider: str = "cpu",
+        graphs: bool | None = None,
+        cuda_kernels: str | None = None,
     ) -> None:
         self.handle = ctypes.c_void_p()
         options = sized(
-            OpenOptions, threads=threads, ops=OPS[ops], device=device, contexts=contexts
-        )
+            OpenOptions, threads=threads, ops=OPS[ops], device=device, contexts=contexts,
+            provider=PROVIDERS[provider], graphs=GRAPHS[graphs],
+        )  # fmt: skip
+        if cuda_kernels is not None:
+            options.cuda_kernels = cuda_kernels.encode()
         options.onnxruntime = (onnxruntime or str(onnxruntime_library())).encode()
         if tensorrt is not None:
             options.tensorrt = tensorrt.encode()

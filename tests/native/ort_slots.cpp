@@ -29,6 +29,7 @@ struct Parameters<R (*)(P...) noexcept> {
                 "OrtApi::" #name " takes another number of parameters");
 CAPSEDGE_ORT_API(SAME_FUNCTION)
 CAPSEDGE_ORT_SESSION_API(SAME_FUNCTION)
+CAPSEDGE_ORT_PROVIDER_API(SAME_FUNCTION)
 CAPSEDGE_ORT_CUDA_API(SAME_FUNCTION)
 
 #define SAME_FIELD(name)                                                                                   \

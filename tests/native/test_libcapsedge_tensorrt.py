@@ -146,6 +146,16 @@ def test_the_graphs_of_a_few_batches_are_kept(engine: Any, machine: Machine) -> 
 
 
 @pytest.mark.thorough
+def test_graphs_that_are_not_wanted(engine: Any, machine: Machine) -> None:
+    native = Session(engine(default_model()), graphs=False)
+    for _ in range(3):
+        native.predict(pictures(2))
+    assert native.describe().no_graph_reason == b"graphs were not requested"
+    assert machine.cudart.fake_count(3) == 0
+    native.close()
+
+
+@pytest.mark.thorough
 def test_engines_that_cannot_be_captured_run_plainly(engine: Any, machine: Machine) -> None:
     native = Session(engine(default_model()))
     machine.cudart.fake_set(1, 87, 1, ANY_AMOUNT)
@@ -351,7 +361,7 @@ def test_work_in_the_order_of_a_stream(engine: Any, machine: Machine) -> None:
     with pytest.raises(Failed, match="is not on GPU 0") as failed:
         run_on_stream(native, host, lengths.tensor(), stream.value)
     assert failed.value.code == USAGE
-    with pytest.raises(Failed, match="Only TensorRT engines"):
+    with pytest.raises(Failed, match="opened on the CPU"):
         run_on_stream(Session(default_model()), host, lengths.tensor(), stream.value)
     native.close()
     cudart.cudaStreamDestroy(stream)
@@ -486,7 +496,7 @@ def test_wrong_use(engine: Any, machine: Machine) -> None:
         with pytest.raises(Failed, match=words) as failed:
             Session(path, **options)  # type: ignore[arg-type]
         assert failed.value.code == code
-    with pytest.raises(Failed, match="ONNX files run on the CPU"):
+    with pytest.raises(Failed, match="The provider is the CPU"):
         Session(default_model(), device=1)
     native = Session(path, outputs=["lengths", "poses"])
     name = next(iter(native.ports("input")))

@@ -12,9 +12,10 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.native import cuda_library
+from tests.native import cuda_library, libcapsedge
 from tools.ptx import provider
 
+from . import libcapsedge_checks
 from .provider_checks import CHECKS
 from .test_ptx import python
 
@@ -84,6 +85,15 @@ def test_a_sample_in_other_versions(version: str, dtype: str, record_property: R
 @pytest.mark.parametrize("name", CHECKS)
 def test_sessions_in_other_versions(version: str, name: str) -> None:
     python("tests.native.ptx.provider_checks", name, **{provider.VARIABLE: version})
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", libcapsedge_checks.CHECKS)
+def test_libcapsedge(name: str) -> None:
+    if libcapsedge.library_path() is None:
+        pytest.skip("libcapsedge is not built")
+    python("tests.native.ptx.libcapsedge_checks", name)
 
 
 @pytest.mark.thorough

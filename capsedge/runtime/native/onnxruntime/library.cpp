@@ -12,11 +12,9 @@
 #include <string>
 #include <utility>
 
+#include "cuda_node.h"
 #include "instances.h"
 #include "kernels.h"
-#ifdef CAPSEDGE_CUDA_OPERATORS
-#include "cuda_node.h"
-#endif
 
 namespace capsedge::ort {
 
@@ -67,7 +65,6 @@ Instances families_of(const OrtApi* api, const OrtSessionOptions* options) {
   return instances;
 }
 
-#ifdef CAPSEDGE_CUDA_OPERATORS  // libcapsedge runs ONNX files on the CPU
 // `EMRouting,EMRouting_2`: the names that get a CUDA kernel. All others run as their bodies on the GPU.
 Names cuda_names(const std::string& text) {
   Names names;
@@ -80,7 +77,6 @@ Names cuda_names(const std::string& text) {
   }
   return names;
 }
-#endif
 
 // Operators and domains outlive every session, since sessions hold pointers to them: they are made once and kept.
 class Registry {
@@ -100,7 +96,6 @@ class Registry {
     return domain;
   }
 
-#ifdef CAPSEDGE_CUDA_OPERATORS
   OrtCustomOpDomain* cuda_domain(const Names& names) {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (cuda_domains_.size() >= kMostCudaDomains && cuda_domains_.count(names) == 0)
@@ -110,7 +105,6 @@ class Registry {
     if (domain == nullptr) domain = made_of(names, cuda_operator, cuda_);
     return domain;
   }
-#endif
 
  private:
   using Maker = CustomOp (*)(const OrtApi*, const OperatorSpec&, size_t, ONNXTensorElementDataType);
@@ -146,7 +140,6 @@ class Registry {
 // The domain that the session's options ask for: CUDA kernels for some names, or CPU kernels.
 OrtCustomOpDomain* domain_for(const OrtApi* api, const OrtSessionOptions* options) {
   static Registry& registry = *new Registry(api);
-#ifdef CAPSEDGE_CUDA_OPERATORS
   if (const std::optional<std::string> wanted = option(api, options, kCudaOperatorsKey)) {
     const std::optional<std::string> kernels = option(api, options, kCudaKernelsKey);
     if (!kernels)
@@ -155,7 +148,6 @@ OrtCustomOpDomain* domain_for(const OrtApi* api, const OrtSessionOptions* option
     set_cuda_kernels(*kernels);
     return registry.cuda_domain(cuda_names(*wanted));
   }
-#endif
   return registry.cpu_domain(families_of(api, options));
 }
 

@@ -10,9 +10,11 @@ struct OrtRunOptions;
 struct OrtMemoryInfo;
 struct OrtAllocator;
 struct OrtTypeInfo;
+struct OrtIoBinding;
+struct OrtCUDAProviderOptionsV2;
 
 enum OrtLoggingLevel { ORT_LOGGING_LEVEL_ERROR = 3, ORT_LOGGING_LEVEL_FATAL = 4 };
-enum OrtAllocatorType { OrtArenaAllocator = 1 };
+enum OrtAllocatorType { OrtDeviceAllocator = 0, OrtArenaAllocator = 1 };
 
 #define CAPSEDGE_ORT_SESSION_API(F)                                                                              \
   F(CreateEnv, 3, OrtStatus*, (OrtLoggingLevel level, const char* name, OrtEnv** out))                           \
@@ -52,6 +54,32 @@ enum OrtAllocatorType { OrtArenaAllocator = 1 };
   F(ReleaseSessionOptions, 100, void, (OrtSessionOptions * options))                                             \
   F(RegisterCustomOpsLibrary_V2, 228, OrtStatus*, (OrtSessionOptions * options, const char* path))
 
+// And for sessions on a GPU.
+#define CAPSEDGE_ORT_PROVIDER_API(F)                                                                             \
+  F(CreateMemoryInfo, 68, OrtStatus*,                                                                            \
+    (const char* name, OrtAllocatorType type, int id, OrtMemType memory, OrtMemoryInfo** out))                   \
+  F(ReleaseMemoryInfo, 94, void, (OrtMemoryInfo * memory))                                                       \
+  F(GetAvailableProviders, 125, OrtStatus*, (char*** out, int* count))                                           \
+  F(ReleaseAvailableProviders, 126, OrtStatus*, (char** providers, int count))                                   \
+  F(RunWithBinding, 133, OrtStatus*,                                                                             \
+    (OrtSession * session, const OrtRunOptions* options, const OrtIoBinding* binding))                           \
+  F(CreateIoBinding, 134, OrtStatus*, (OrtSession * session, OrtIoBinding** out))                                \
+  F(ReleaseIoBinding, 135, void, (OrtIoBinding * binding))                                                       \
+  F(BindInput, 136, OrtStatus*, (OrtIoBinding * binding, const char* name, const OrtValue* value))               \
+  F(BindOutput, 137, OrtStatus*, (OrtIoBinding * binding, const char* name, const OrtValue* value))              \
+  F(BindOutputToDevice, 138, OrtStatus*,                                                                         \
+    (OrtIoBinding * binding, const char* name, const OrtMemoryInfo* memory))                                     \
+  F(GetBoundOutputValues, 140, OrtStatus*,                                                                       \
+    (const OrtIoBinding* binding, OrtAllocator* allocator, OrtValue*** out, size_t* count))                      \
+  F(AddRunConfigEntry, 165, OrtStatus*, (OrtRunOptions * options, const char* key, const char* value))           \
+  F(SessionOptionsAppendExecutionProvider_CUDA_V2, 204, OrtStatus*,                                              \
+    (OrtSessionOptions * options, const OrtCUDAProviderOptionsV2* cuda))                                         \
+  F(CreateCUDAProviderOptions, 205, OrtStatus*, (OrtCUDAProviderOptionsV2 * *out))                               \
+  F(UpdateCUDAProviderOptions, 206, OrtStatus*,                                                                  \
+    (OrtCUDAProviderOptionsV2 * cuda, const char* const* keys, const char* const* values, size_t count))         \
+  F(ReleaseCUDAProviderOptions, 208, void, (OrtCUDAProviderOptionsV2 * cuda))
+
 namespace capsedge::ort {
 CAPSEDGE_ORT_SESSION_API(CAPSEDGE_ORT_FUNCTION)
+CAPSEDGE_ORT_PROVIDER_API(CAPSEDGE_ORT_FUNCTION)
 }  // namespace capsedge::ort

@@ -1,7 +1,8 @@
-/* Classify images in C:  classify MODEL IMAGE...
+/* Classify images in C:  classify [--gpu] MODEL IMAGE...
  * Prints one line per image: its name, its classes with their scores and the first values of their poses; the values and
  * units of a model for regression; that there is nothing to see in a blank image, where the model has a criterion for that. */
 #include <stdio.h>
+#include <string.h>
 
 #include "capsedge.h"
 #include "picture.h"
@@ -73,11 +74,15 @@ static int classify(capsedge_session* session, capsedge_prediction* prediction, 
 }
 
 int main(int count, char** words) {
+  const int on_gpu = count > 1 && strcmp(words[1], "--gpu") == 0;
+  words += on_gpu;
+  count -= on_gpu;
   if (count < 3) {
-    fprintf(stderr, "usage: classify MODEL IMAGE...\n");
+    fprintf(stderr, "usage: classify [--gpu] MODEL IMAGE...\n");
     return CAPSEDGE_USAGE;
   }
   capsedge_open_options options = CAPSEDGE_OPEN_OPTIONS_INIT;
+  if (on_gpu) options.provider = CAPSEDGE_PROVIDER_CUDA; /* engines are on a GPU anyway */
   capsedge_session* session = NULL;
   capsedge_prediction* prediction = NULL;
   int code = failed(capsedge_open(words[1], &options, &session));

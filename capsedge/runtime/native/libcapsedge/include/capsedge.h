@@ -98,10 +98,23 @@ typedef struct capsedge_session capsedge_session;
 
 /* What runs the nodes of capsedge's own operators. */
 typedef enum capsedge_ops {
-  CAPSEDGE_OPS_AUTO = 0,  /* the fused kernels in this library, if the model has such nodes */
-  CAPSEDGE_OPS_FUSED = 1, /* the same; an error if the model has none */
+  CAPSEDGE_OPS_AUTO = 0,  /* the fused kernels, if the model has such nodes; on a GPU, those that fit the kernels */
+  CAPSEDGE_OPS_FUSED = 1, /* the same; an error if the model has none or, on a GPU, one that does not fit */
   CAPSEDGE_OPS_PORTABLE = 2 /* the function bodies in the file */
 } capsedge_ops;
+
+/* What runs an ONNX file in ONNX Runtime. An engine has no use for it. */
+typedef enum capsedge_provider {
+  CAPSEDGE_PROVIDER_CPU = 0,
+  CAPSEDGE_PROVIDER_CUDA = 1 /* CUDAExecutionProvider of an ONNX Runtime for GPUs. All of the model runs there, or it is refused */
+} capsedge_provider;
+
+/* Whether calls on a GPU replay CUDA graphs, from the second call of a batch size on. */
+typedef enum capsedge_graphs {
+  CAPSEDGE_GRAPHS_AUTO = 0, /* where the model can */
+  CAPSEDGE_GRAPHS_ON = 1,   /* an ONNX file that cannot is refused */
+  CAPSEDGE_GRAPHS_OFF = 2
+} capsedge_graphs;
 
 /* How to open a model. All zeros are the defaults. */
 typedef struct capsedge_open_options {
@@ -120,11 +133,17 @@ typedef struct capsedge_open_options {
   /* TensorRT's library, or the folder it is in, for engines. NULL: what the environment variable CAPSEDGE_TENSORRT
    * names, else the system's. */
   const char* tensorrt;
-  int32_t device; /* of an engine: number of the GPU. ONNX files run on the CPU, and take 0 only */
+  int32_t device; /* number of the GPU, of an engine and with CAPSEDGE_PROVIDER_CUDA; 0 on the CPU */
   size_t contexts; /* of an engine: calls that run at the same time, each with its own memory on the GPU; further ones
                     * wait. 0: 4 */
+  int32_t provider; /* capsedge_provider */
+  int32_t graphs;   /* capsedge_graphs */
+  /* With CAPSEDGE_PROVIDER_CUDA: the file of the CUDA kernels, kernels.fatbin of the package capsedge-cuda, which must be of this
+   * library's version. NULL: what the environment variable CAPSEDGE_CUDA_KERNELS names, else kernels.fatbin beside this
+   * library, else the Python package's. The first session with kernels decides for all of the process. */
+  const char* cuda_kernels;
 } capsedge_open_options;
-#define CAPSEDGE_OPEN_OPTIONS_INIT {sizeof(capsedge_open_options), 0, 0, NULL, NULL, 0, NULL, 0, 0}
+#define CAPSEDGE_OPEN_OPTIONS_INIT {sizeof(capsedge_open_options), 0, 0, NULL, NULL, 0, NULL, 0, 0, 0, 0, NULL}
 
 /** Load a model file: ONNX or, if this library was built with TensorRT, an engine of `capsedge build`, whose name ends in
  * ".engine" and whose metadata file is in the same folder. `options` may be NULL.
@@ -185,11 +204,13 @@ typedef struct capsedge_description {
   const char* score_kind; /* "length" or "probability"; NULL: the model cannot predict classes */
   int64_t smallest_batch; /* of one run */
   int64_t largest_batch;  /* of one run; 0: any */
-  const char* no_graph_reason; /* why an engine does not run as CUDA graphs; NULL if it does, and on the CPU */
+  const char* no_graph_reason; /* why calls on a GPU do not run as CUDA graphs; NULL while they may, and on the CPU */
   size_t value_count; /* of a regression; 0: the model cannot predict values */
+  const char* no_kernel_reason; /* why capsule operators of an ONNX file run as function bodies on a GPU although
+                                 * CAPSEDGE_OPS_AUTO was asked for, such as that the kernels' file is not there; NULL if none does */
 } capsedge_description;
 #define CAPSEDGE_DESCRIPTION_INIT \
-  {sizeof(capsedge_description), NULL, NULL, NULL, 0, 0, 0, NULL, NULL, NULL, NULL, 0, 0, NULL, 0, 0, NULL, 0}
+  {sizeof(capsedge_description), NULL, NULL, NULL, 0, 0, 0, NULL, NULL, NULL, NULL, 0, 0, NULL, 0, 0, NULL, 0, NULL}
 
 /** What is known about a loaded model.
  * Ownership: the structure is the caller's, its strings are the session's.
@@ -322,12 +343,12 @@ CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_run(capsedge_session* se
                                                             size_t input_count, capsedge_tensor* outputs,
                                                             size_t output_count);
 
-/** The same for an engine, on memory of its GPU: in the order of `stream` (a cudaStream_t; NULL: the legacy default stream),
- * without waiting for it. Types, shapes and capacities are checked as in
- * capsedge_run; values are not.
+/** The same for a session on a GPU, on memory of it: in the order of `stream` (a cudaStream_t; NULL: the legacy default
+ * stream). An engine does not wait for it; with an ONNX file, the call returns when the outputs are written, because ONNX
+ * Runtime waits for them. Types, shapes and capacities are checked as in capsedge_run; values are not.
  * Ownership: inputs and outputs must stay alive and unchanged until the stream has passed the run.
- * Threads: any number at once; calls wait if all contexts are busy.
- * Errors: as capsedge_run; CAPSEDGE_USAGE for a session of an ONNX file.
+ * Threads: any number at once; calls wait if all contexts of an engine are busy.
+ * Errors: as capsedge_run; CAPSEDGE_USAGE for a session on the CPU, and for memory of another kind.
  *
  *     capsedge_tensor input = {NULL, device_images, 784 * sizeof(float), CAPSEDGE_FLOAT32, 4, {1, 1, 28, 28}};
  *     capsedge_tensor output = {"lengths", device_lengths, 10 * sizeof(float), 0, 0, {0}};

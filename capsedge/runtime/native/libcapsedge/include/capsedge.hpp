@@ -195,8 +195,11 @@ struct OpenOptions {
   std::string onnxruntime;           // empty: search
   std::vector<std::string> outputs;  // empty: all
   std::string tensorrt;              // empty: search
-  int32_t device = 0;                // GPU of an engine
+  int32_t device = 0;                // number of the GPU
   size_t contexts = 0;               // calls of an engine at the same time; 0: 4
+  capsedge_provider provider = CAPSEDGE_PROVIDER_CPU;  // of an ONNX file
+  capsedge_graphs graphs = CAPSEDGE_GRAPHS_AUTO;
+  std::string cuda_kernels;          // file of the CUDA kernels; empty: search
 };
 
 // A loaded model; for any number of threads at once.
@@ -254,7 +257,7 @@ class Session {
   Result<void> run(View<capsedge_tensor> inputs, std::vector<capsedge_tensor>& outputs) const {
     return Result<void>(capsedge_run(handle_, inputs.data(), inputs.size(), outputs.data(), outputs.size()));
   }
-  // On memory of the engine's GPU, in the order of a cudaStream_t, without waiting for it.
+  // On memory of the session's GPU, in the order of a cudaStream_t; an engine does not wait for it.
   Result<void> run_on_stream(View<capsedge_tensor> inputs, std::vector<capsedge_tensor>& outputs, void* stream) const {
     return Result<void>(
         capsedge_run_on_stream(handle_, inputs.data(), inputs.size(), outputs.data(), outputs.size(), stream));
@@ -329,6 +332,9 @@ class Session {
     if (!options.tensorrt.empty()) given.tensorrt = options.tensorrt.c_str();
     given.device = options.device;
     given.contexts = options.contexts;
+    given.provider = options.provider;
+    given.graphs = options.graphs;
+    if (!options.cuda_kernels.empty()) given.cuda_kernels = options.cuda_kernels.c_str();
     std::vector<const char*> outputs;
     for (const std::string& name : options.outputs) outputs.push_back(name.c_str());
     if (!outputs.empty()) {

@@ -126,6 +126,13 @@ OpenOptions options_of(const capsedge_open_options* options) {
   if (given.contexts > limits::kEngineCalls)
     fail_usage("contexts is " + std::to_string(given.contexts) + ".", "It must be 1 to " + std::to_string(limits::kEngineCalls) + ", or 0 for 4.");
   read.contexts = given.contexts;
+  if (given.provider < CAPSEDGE_PROVIDER_CPU || given.provider > CAPSEDGE_PROVIDER_CUDA)
+    fail_usage("provider is " + std::to_string(given.provider) + ".", "Expected: a capsedge_provider.");
+  if (given.graphs < CAPSEDGE_GRAPHS_AUTO || given.graphs > CAPSEDGE_GRAPHS_OFF)
+    fail_usage("graphs is " + std::to_string(given.graphs) + ".", "Expected: a capsedge_graphs.");
+  read.provider = static_cast<capsedge_provider>(given.provider);
+  read.graphs = static_cast<capsedge_graphs>(given.graphs);
+  if (given.cuda_kernels) read.cuda_kernels = given.cuda_kernels;
   return read;
 }
 
@@ -198,6 +205,7 @@ capsedge_status* capsedge_describe(capsedge_session* session, capsedge_descripti
     d.smallest_batch = d.batch > 0 ? d.batch : s->backend().smallest_batch();
     d.largest_batch = d.batch > 0 ? d.batch : s->backend().largest_batch();
     d.no_graph_reason = s->backend().no_graph_reason();
+    d.no_kernel_reason = s->no_kernel_reason();
     if (const auto& m = s->metadata()) {
       d.architecture = m->architecture.c_str();
       d.routing = m->routing.c_str();

@@ -10,6 +10,7 @@ namespace capsedge::libcapsedge {
 namespace {
 
 // Numbers of the CUDA runtime's interface, the same in CUDA 12 and 13 (driver_types.h).
+enum { kOldDriver = 35, kNoDevice = 100 };  // errors; the first also where there is no driver
 enum { kHostToDevice = 1, kDeviceToHost = 2, kAnywhere = 4, kStreamNonBlocking = 1, kEventWithoutTiming = 2 };
 enum { kCaptureThreadLocal = 1, kMajor = 75, kMinor = 76, kHostMemory = 1, kDeviceMemory = 2, kManagedMemory = 3 };
 
@@ -97,8 +98,11 @@ void Cuda::check(const char* function, int code) const {
   if (code == 0) return;
   f_->cudaGetLastError();  // clears the error, which the next call would report again
   const char* const words = f_->cudaGetErrorString(code);
-  throw Failure(CAPSEDGE_ENVIRONMENT, std::string("The GPU refused ") + function + ".",
-                "CUDA error " + std::to_string(code) + ": " + (words ? words : "unknown") + ".",
+  const std::string why = "CUDA error " + std::to_string(code) + ": " + (words ? words : "unknown") + ".";
+  if (code == kOldDriver || code == kNoDevice)
+    throw Failure(CAPSEDGE_ENVIRONMENT, "There is no NVIDIA GPU that CUDA can use on this machine.", why,
+                  "Open an ONNX file on the CPU; if there is a GPU, install a newer NVIDIA driver: `nvidia-smi` shows what it finds.");
+  throw Failure(CAPSEDGE_ENVIRONMENT, std::string("The GPU refused ") + function + ".", why,
                 "Check `nvidia-smi` (on a Jetson: `tegrastats`); if memory is short, use a smaller batch or fewer contexts.");
 }
 
@@ -217,6 +221,14 @@ OnDevice::OnDevice(const Cuda& cuda, int device) : cuda_(cuda) {
 }
 
 OnDevice::~OnDevice() { cuda_.f_->cudaSetDevice(before_); }
+
+std::string newest_cuda_of_driver() {
+  void* const driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  if (driver == nullptr) return "";
+  const auto get = reinterpret_cast<int (*)(int*)>(dlsym(driver, "cuDriverGetVersion"));
+  int version = 0;
+  return get != nullptr && get(&version) == 0 && version > 0 ? version_text(version) : "";
+}
 
 std::string device_name(int device) {
   void* const driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);

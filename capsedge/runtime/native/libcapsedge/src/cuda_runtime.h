@@ -75,6 +75,9 @@ class OnDevice {
   int before_ = 0;
 };
 
+// The newest CUDA that the driver runs, "13.0"; empty without a driver. Needs no libcudart.
+std::string newest_cuda_of_driver();
+
 // The GPU's name as reported by the driver; empty if it reports none.
 std::string device_name(int device);
 

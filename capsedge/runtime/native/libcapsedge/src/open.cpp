@@ -3,9 +3,10 @@
 #include <algorithm>
 #include <set>
 
+#include "cuda_operators.h"
 #include "failure.h"
-#include "instances.h"
 #include "files.h"
+#include "instances.h"
 #include "generated/limits.h"
 #include "onnx_file.h"
 #include "operators.h"
@@ -40,7 +41,7 @@ std::unique_ptr<Session> open_engine(const std::string& path, const OpenOptions&
   Model opened;
   opened.metadata = read_metadata(engine_metadata.metadata);
   opened.fused = engine_metadata.plugin == "fused";
-  const OpenEngine how{options.device, options.tensorrt, options.outputs, options.contexts};
+  const OpenEngine how{options.device, options.tensorrt, options.outputs, options.contexts, options.graphs != CAPSEDGE_GRAPHS_OFF};
   opened.backend = open_tensorrt(engine, path, engine_metadata, how, opened.outputs);
   opened.properties = std::move(engine_metadata.metadata);
   return std::make_unique<Session>(path, std::move(opened));
@@ -60,10 +61,10 @@ bool is_version(const std::string& text) {
 }
 
 // Refuses operators of a later version that have no function body (Python: `_known_operators`, capsedge/runtime/backends/native_library.py).
-void check_known_operators(const OnnxFile& file, const std::set<std::string>& missing, const std::string& name) {
+void check_known_operators(const OnnxFile& file, const std::string& name) {
   std::set<std::string> unknown;
-  for (const std::string& type : missing)
-    if (find_operator(type) == nullptr) unknown.insert(type);
+  for (const std::string& type : file.missing_functions())
+    if (const std::string operation = ort::operator_of(type); find_operator(operation) == nullptr) unknown.insert(operation);
   if (unknown.empty()) return;
   const bool ours = file.producer == "capsedge" && is_version(file.producer_version);
   throw Failure(CAPSEDGE_ENVIRONMENT,
@@ -80,31 +81,69 @@ const Port* find_port(const std::vector<Port>& ports, const std::string& name) {
   return found == ports.end() ? nullptr : &*found;
 }
 
-// The decoder of a file that has one; null for others.
-std::unique_ptr<Decoder> decoder_of(std::string_view model, const std::string& name, const Model& opened, const OnnxFile& file,
-                                    const OpenOptions& options) {
+// The decoder of a file that has one; null for others. It runs as the file does, but without graphs.
+std::unique_ptr<Decoder> decoder_of(std::string_view model, const std::string& name, const Model& opened, OpenOnnx how) {
   const std::vector<Port>& ports = opened.backend->outputs();
   const bool declared = opened.metadata && opened.metadata->outputs;
   const Port* const poses = find_port(ports, declared ? opened.metadata->outputs->poses : "poses");
   const Port* const pictures = find_port(ports, kReconstruction);
   if (!opened.metadata || opened.metadata->regression() || poses == nullptr || pictures == nullptr) return nullptr;
-  OnnxFile kinds;  // what loading a part requires from the file
-  kinds.capsedge_nodes = file.capsedge_nodes;
-  kinds.capsedge_functions = file.capsedge_functions;
-  kinds.overloaded = file.overloaded;
-  auto open = [kinds, name, threads = options.threads, fused = opened.fused, library = options.onnxruntime](std::string_view part) {
-    return open_onnxruntime(part, name, threads, kinds, fused, library);
-  };
+  how.graphs = CAPSEDGE_GRAPHS_OFF;
+  auto open = [how, name](std::string_view part) { return open_onnxruntime(part, name, how); };
   return std::make_unique<Decoder>(model, name, *poses, *pictures, open);
+}
+
+void check_device(const std::string& name, const OpenOptions& options) {
+  if (options.provider == CAPSEDGE_PROVIDER_CUDA) return;
+  if (options.device != 0)
+    fail_usage("device is " + std::to_string(options.device) + " for " + name + ".", "The provider is the CPU.",
+               "Leave it out, or choose CAPSEDGE_PROVIDER_CUDA; or open a TensorRT engine of `capsedge build`.");
+  if (options.graphs == CAPSEDGE_GRAPHS_ON)
+    fail_usage("graphs are required for " + name + " on the CPU.", "CUDA graphs need a GPU.",
+               "Leave graphs out, or choose CAPSEDGE_PROVIDER_CUDA.");
+}
+
+// How a file runs, with the nodes that get kernels; `reason` receives why others have none on a GPU.
+OpenOnnx kernels_for(std::string_view model, const OnnxFile& file, const std::string& name, const OpenOptions& options,
+                     capsedge_ops ops, std::string& reason) {
+  OpenOnnx how;
+  how.threads = options.threads;
+  how.library = options.onnxruntime;
+  how.graphs = options.graphs;
+  if (options.provider == CAPSEDGE_PROVIDER_CUDA) {
+    CudaOperators chosen = choose_operators(model, file, name, ops, options.cuda_kernels);
+    how.gpu = options.device;
+    how.nodes = std::move(chosen.names);
+    how.kernels = std::move(chosen.kernels);
+    reason = std::move(chosen.others);
+    return how;
+  }
+  if (ops != CAPSEDGE_OPS_PORTABLE) how.nodes = file.capsedge_types();
+  std::set<std::string> missing;
+  for (const std::string& type : file.missing_functions()) missing.insert(ort::operator_of(type));
+  if (how.nodes.empty() && !missing.empty())
+    throw Failure(CAPSEDGE_ENVIRONMENT, name + " runs only with the fused operators.",
+                  "Its " + joined({missing.begin(), missing.end()}) + " nodes have no function body, and ops is portable.",
+                  "Open it with CAPSEDGE_OPS_AUTO, or export it again with `capsedge export --ops auto`.");
+  return how;
+}
+
+// Opens the backend, its decoder and what they run with; `whole` is the file without outputs left out.
+void open_backend(Model& opened, std::string_view whole, std::string_view model, const OnnxFile& file, const std::string& name,
+                  const OpenOptions& options, capsedge_ops ops) {
+  const OpenOnnx how = kernels_for(whole, file, name, options, ops, opened.no_kernel_reason);
+  check_overloads(file, name, how);
+  opened.backend = open_onnxruntime(model, name, how);
+  opened.decoder = decoder_of(model, name, opened, how);
+  opened.fused = !how.nodes.empty();
+  opened.expanded_routing = file.expanded_routing || !opened.no_kernel_reason.empty();
 }
 
 }  // namespace
 
 std::unique_ptr<Session> open_onnx(std::string_view model, const std::string& name, const OpenOptions& options) {
   check_not_empty(model, name);
-  if (options.device != 0)
-    fail_usage("device is " + std::to_string(options.device) + " for " + name + ".", "ONNX files run on the CPU.",
-               "Leave it out, or open a TensorRT engine of `capsedge build`.");
+  check_device(name, options);
   OnnxFile file = read_onnx(model, name);
   check_harmless(file, name);
   Model opened;
@@ -112,22 +151,16 @@ std::unique_ptr<Session> open_onnx(std::string_view model, const std::string& na
   if (options.ops == CAPSEDGE_OPS_FUSED && file.capsedge_nodes.empty())
     fail_usage(name + " has no capsedge nodes for the fused operators to run.",
                "It was exported with `--ops portable`, or by another tool.", "Open it with CAPSEDGE_OPS_AUTO.");
-  opened.expanded_routing = file.expanded_routing;
-  opened.fused = !file.capsedge_nodes.empty() && options.ops != CAPSEDGE_OPS_PORTABLE;
-  std::set<std::string> missing;
-  for (const std::string& type : file.missing_functions()) missing.insert(ort::operator_of(type));
-  check_known_operators(file, missing, name);
-  if (!opened.fused && !missing.empty())
-    throw Failure(CAPSEDGE_ENVIRONMENT, name + " runs only with the fused operators.",
-                  "Its " + joined({missing.begin(), missing.end()}) + " nodes have no function body, and ops is portable.",
-                  "Open it with CAPSEDGE_OPS_AUTO, or export it again with `capsedge export --ops auto`.");
-  std::string cut;
-  if (!options.all_outputs) {
-    cut = keep_outputs(model, file, options.outputs, name);
-    model = cut;
+  check_known_operators(file, name);
+  const std::string cut = options.all_outputs ? "" : keep_outputs(model, file, options.outputs, name);
+  const std::string_view kept = options.all_outputs ? model : cut;
+  try {
+    open_backend(opened, model, kept, file, name, options, options.ops);
+  } catch (const NoKernelsHere& problem) {  // only a session that uses the provider's CUDA can tell
+    if (options.ops == CAPSEDGE_OPS_FUSED) throw;
+    open_backend(opened, model, kept, file, name, options, CAPSEDGE_OPS_PORTABLE);
+    opened.no_kernel_reason = problem.reason();
   }
-  opened.backend = open_onnxruntime(model, name, options.threads, file, opened.fused, options.onnxruntime);
-  opened.decoder = decoder_of(model, name, opened, file, options);
   opened.properties = std::move(file.metadata);
   for (const auto& [output, span] : file.outputs) opened.outputs.push_back(output);
   return std::make_unique<Session>(name, std::move(opened));

@@ -16,8 +16,11 @@ struct OpenOptions {
   std::string onnxruntime, tensorrt;  // their libraries or folders; empty: search
   bool all_outputs = true;
   std::vector<std::string> outputs;
+  capsedge_provider provider = CAPSEDGE_PROVIDER_CPU;  // of an ONNX file
   int32_t device = 0;
   size_t contexts = 0;  // of an engine; 0: the default
+  capsedge_graphs graphs = CAPSEDGE_GRAPHS_AUTO;
+  std::string cuda_kernels;  // file of the GPU's code for ONNX files; empty: search
 };
 
 // An ONNX file, or a TensorRT engine: a name that ends in ".engine".

@@ -148,7 +148,8 @@ uint64_t now_ns() {
 
 Session::Session(std::string name, Model model)
     : name_(std::move(name)), properties_(std::move(model.properties)), metadata_(std::move(model.metadata)),
-      fused_(model.fused), expanded_routing_(model.expanded_routing), backend_(std::move(model.backend)),
+      fused_(model.fused), expanded_routing_(model.expanded_routing),
+      no_kernel_reason_(printable(model.no_kernel_reason)), backend_(std::move(model.backend)),
       decoder_(std::move(model.decoder)) {
   check_sizes();
   if (metadata_) check_metadata(model.outputs);

@@ -19,7 +19,8 @@ struct Model {
   std::map<std::string, std::string> properties;
   std::optional<Metadata> metadata;
   bool fused = false;
-  bool expanded_routing = false;  // whether the file has routing in standard operators besides the fused ones
+  bool expanded_routing = false;  // whether there is routing in standard operators or bodies besides the fused ones
+  std::string no_kernel_reason;   // why capsule operators run as bodies on a GPU; empty if none does, or all are to
   std::unique_ptr<Backend> backend;
   std::unique_ptr<Decoder> decoder;  // of a file that has one
   std::vector<std::string> outputs;  // all of the file, including those that the backend omits
@@ -42,6 +43,7 @@ class Session {
   const Backend& backend() const { return *backend_; }
   const std::optional<Metadata>& metadata() const { return metadata_; }
   const char* ops() const { return !fused_ ? "portable" : expanded_routing_ ? "mixed" : "fused"; }
+  const char* no_kernel_reason() const { return no_kernel_reason_.empty() ? nullptr : no_kernel_reason_.c_str(); }
   const OutputRoles& roles() const { return roles_; }
   const std::string* property(const std::string& key) const;
   int64_t batch() const;  // -1: free
@@ -74,6 +76,7 @@ class Session {
   const std::optional<Metadata> metadata_;
   const bool fused_;
   const bool expanded_routing_;
+  const std::string no_kernel_reason_;
   const std::unique_ptr<Backend> backend_;
   const std::unique_ptr<Decoder> decoder_;
   std::vector<InputBounds> bounds_;  // of each input

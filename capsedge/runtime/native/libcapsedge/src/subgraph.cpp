@@ -1,68 +1,20 @@
 #include "subgraph.h"
 
 #include <algorithm>
-#include <cstdint>
 #include <map>
-#include <optional>
 #include <set>
 #include <vector>
 
 #include "generated/limits.h"
 #include "generated/onnx_wire.h"
+#include "wire.h"
 
 namespace capsedge::libcapsedge {
 
 namespace {
 
 using namespace fields;
-
-// A number at `at`, which moves past it. The file has been checked before, so failures here are impossible in theory.
-uint64_t varint(std::string_view bytes, size_t& at) {
-  uint64_t value = 0;
-  for (int shift = 0; shift < 70 && at < bytes.size(); shift += 7) {
-    const auto byte = static_cast<unsigned char>(bytes[at++]);
-    if (shift < 64) value |= static_cast<uint64_t>(byte & 0x7F) << shift;
-    if (byte < 0x80) return value;
-  }
-  throw SubgraphError("a number does not end");
-}
-
-struct Field {
-  uint64_t number;
-  bool message;            // of text, bytes or a message; `content` then
-  std::string_view whole;  // with its key and length
-  std::string_view content;
-};
-
-template <typename F>
-void each(std::string_view bytes, F&& take) {
-  for (size_t at = 0; at < bytes.size();) {
-    const size_t start = at;
-    const uint64_t tag = varint(bytes, at);
-    const uint64_t wire = tag & 7;
-    const uint64_t length = wire == 2 ? varint(bytes, at) : wire == 5 ? 4 : wire == 1 ? 8 : 0;
-    const size_t content = at;
-    if (wire == 0) varint(bytes, at);
-    if (length > bytes.size() - at) throw SubgraphError("a field is too long");
-    at += static_cast<size_t>(length);
-    take(Field{tag >> 3, wire == 2, bytes.substr(start, at - start), bytes.substr(content, at - content)});
-  }
-}
-
-template <typename F>
-void each_message(std::string_view bytes, F&& take) {
-  each(bytes, [&](const Field& field) {
-    if (field.message) take(field);
-  });
-}
-
-std::string named(std::string_view bytes, uint64_t number) {
-  std::optional<std::string> name;
-  each_message(bytes, [&](const Field& f) {
-    if (f.number == number && !name) name = f.content;
-  });
-  return name.value_or("");
-}
+using namespace wire;
 
 struct Node {
   std::string_view bytes;
@@ -138,10 +90,10 @@ class Graph {
       if (f.number == kGraphName) name = f.content;
       if (f.number == kGraphNode) nodes.push_back(node_of(f.content));
       if (f.number == kGraphTensor) {
-        const std::string tensor = named(f.content, kTensorName);
+        const std::string tensor = text_of(f.content, kTensorName);
         if (tensors.emplace(tensor, f.content).second) in_order.push_back({tensor, f.content});
       }
-      if (f.number == kGraphOutput || f.number == kGraphValue) values[named(f.content, kValueName)] = f.content;
+      if (f.number == kGraphOutput || f.number == kGraphValue) values[text_of(f.content, kValueName)] = f.content;
     });
   }
 

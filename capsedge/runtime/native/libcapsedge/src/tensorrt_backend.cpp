@@ -15,7 +15,9 @@ namespace {
 class TensorRtBackend : public Backend {
  public:
   TensorRtBackend(const std::string& path, const EngineMetadata& engine_metadata, const OpenEngine& how)
-      : engine_(path, engine_metadata, how.device, how.library) {}
+      : engine_(path, engine_metadata, how.device, how.library) {
+    if (!how.graphs) capturing_.failed(kNotRequested);
+  }
   ~TensorRtBackend() override {
     try {
       const OnDevice on(engine_.cuda, engine_.device);

@@ -10,13 +10,6 @@ constexpr size_t kGraphs = 8;  // number of sizes per slot whose graphs are kept
 
 }  // namespace
 
-void Capturing::failed(std::string why) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  if (no_graph_reason() != nullptr) return;  // another thread was first
-  words_ = std::move(why);
-  because_.store(words_.c_str(), std::memory_order_release);
-}
-
 Slot::Slot(const TensorRtEngine& engine) : engine_(engine) {
   try {
     stream_ = engine.cuda.create_stream();

@@ -5,29 +5,16 @@
 // time. The buffers have room for the largest sizes and never move.
 #pragma once
 
-#include <atomic>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
+#include "capturing.h"
 #include "tensorrt_engine.h"
 
 namespace capsedge::libcapsedge {
-
-// Whether runs are captured as graphs.
-class Capturing {
- public:
-  // Why they are not; null while they are.
-  const char* no_graph_reason() const { return because_.load(std::memory_order_acquire); }
-  void failed(std::string why);  // permanently
-
- private:
-  std::mutex mutex_;
-  std::string words_;
-  std::atomic<const char*> because_{nullptr};
-};
 
 class Slot {
  public:

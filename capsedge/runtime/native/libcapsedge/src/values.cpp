@@ -26,6 +26,19 @@ const char* type_name(int32_t type) {
   return found ? found->name : "unknown";
 }
 
+void give_shape(Value& output, const std::string& name, int32_t type, const int64_t* shape, size_t rank) {
+  size_t bytes = element_bytes(type);
+  for (size_t i = 0; i < rank; ++i) bytes *= static_cast<size_t>(shape[i]);
+  if (bytes > output.bytes)
+    fail_usage("Output '" + name + "' has no room.",
+               "It has the shape " + shape_text(shape, rank) + " and takes " + std::to_string(bytes) + " bytes; given: " +
+                   std::to_string(output.bytes) + ".");
+  output.type = type;
+  output.rank = static_cast<int32_t>(rank);
+  std::copy_n(shape, rank, output.shape);
+  output.bytes = bytes;
+}
+
 std::string shape_text(const int64_t* shape, size_t rank) {
   std::string text = "[";
   for (size_t i = 0; i < rank; ++i) text += (i ? ", " : "") + (shape[i] < 0 ? "N" : std::to_string(shape[i]));

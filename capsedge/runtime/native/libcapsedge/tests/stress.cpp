@@ -78,6 +78,7 @@ capsedge_session* open_session(capsedge_ops ops) {
   options.threads = 1;
   options.ops = ops;
   options.onnxruntime = runtime_path;
+  if (std::getenv("CAPSEDGE_STRESS_GPU")) options.provider = CAPSEDGE_PROVIDER_CUDA;
   capsedge_session* session = nullptr;
   check(capsedge_open(model_path, &options, &session));
   return session;
