@@ -191,23 +191,16 @@ def built(architecture: int, *, kernels: Path = KERNELS, flags: str = "") -> Bui
     return Built(folder, library, cudart())
 
 
-def host(files: list[Path], flags: str = "", linked: Built | None = None) -> Path:
-    """The host's library, by g++ and without CUDA's headers.
-
-    Args:
-        linked: the kernels that are to be inside, as in the TensorRT plugins, instead of loaded.
-    """
-    inside: list[str] = []
-    if linked:
-        inside = ["-DCAPSEDGE_CUDA_LINKED", str(linked.folder / "kernels.o"), str(linked.cudart)]
-    name = "libcapsedge_cuda_linked.so" if linked else "libcapsedge_cuda.so"
-    target = BUILD / f"host-{_digest(files, flags, *inside)}"
+def host(files: list[Path], flags: str = "") -> Path:
+    """The host's library, by g++ and without CUDA's headers."""
+    name = "libcapsedge_cuda.so"
+    target = BUILD / f"host-{_digest(files, flags)}"
     with once(target) as made:
         if made:
             units = [str(file) for file in sorted(files) if file.suffix == ".cpp"]
             options = ["-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
             options += [flag for flag in flags.split(",") if flag]
-            _run("g++", *options, "-shared", *units, *inside, "-o", str(made / name), cwd=made)
+            _run("g++", *options, "-shared", *units, "-o", str(made / name), cwd=made)
     return target / name
 
 
