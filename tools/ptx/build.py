@@ -123,22 +123,28 @@ def once(target: Path) -> Any:
             made.replace(target)
 
 
-def cudart(*flags: str) -> Path:
+def cudart(*flags: str, old: bool = False) -> Path:
     """The libcudart that executes PTX.
 
     Args:
         flags: additional flags for the host compiler, such as those of gcov.
+        old: as before CUDA 12.8, without functions that load files, which libcuda.so.1 beside it has.
     """
-    target = BUILD / f"cudart-{_digest(NATIVE.iterdir(), HOST, *flags)}"
+    name, exports = (
+        ("libcudart.so.12", "before_12_8.map") if old else ("libcudart.so.13", "exports.map")
+    )
+    target = BUILD / f"cudart-{_digest(NATIVE.iterdir(), HOST, exports, *flags)}"
     with once(target) as made:
         if made:
             _run(
                 str(nvcc()), "-std=c++17", "-cudart", "none", "-shared", "-Xcompiler", HOST, *flags,
-                "-Xlinker", "-soname=libcudart.so.13",
-                "-Xlinker", f"--version-script={NATIVE / 'exports.map'}",
-                *map(str, sorted(NATIVE.glob("*.cpp"))), "-o", str(made / "libcudart.so.13"),
+                "-Xlinker", f"-soname={name}",
+                "-Xlinker", f"--version-script={NATIVE / exports}",
+                *map(str, sorted(NATIVE.glob("*.cpp"))), "-o", str(made / name),
             )  # fmt: skip
-    return target / "libcudart.so.13"
+            if old:
+                (made / "libcuda.so.1").symlink_to(name)  # one file, so that both are one library
+    return target / name
 
 
 def resources(said: str) -> dict[str, tuple[int, int]]:

@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,21 @@ def test_limits_of_other_architectures(architecture: int) -> None:
 @pytest.mark.timeout(1800)
 def test_refusals_of_the_kernels_file() -> None:
     python("tests.native.ptx.host_code", "loading", **build.built(90).variables())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_through_the_driver(dtype: str) -> None:
+    """As on JetPack 6: a CUDA runtime before 12.8 loads and launches nothing itself."""
+    own = replace(build.built(87), cudart=build.cudart(old=True))
+    said = python(
+        "tests.conformance", "test", "--backend", "cuda-kernels-auto", "--dtype", dtype, "--light",
+        **own.variables(),
+    )  # fmt: skip
+    counted = re.search(r"^test: (\d+) ok", said, re.M)
+    assert counted, said[-500:]
+    assert int(counted[1]) > 100
 
 
 @pytest.mark.slow
