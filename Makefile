@@ -121,7 +121,8 @@ wheels: $(DEMO) web cuda ## Build the page, the CUDA kernels, the source archive
 	$(BIN)/python $(INSTALL) 'capsedge[release]'
 	$(BIN)/python -m tools.wheels
 
-cuda-wheel: $(DEMO) cuda ## Build the wheel capsedge-cuda alone, in dist/
+cuda-wheel: $(DEMO) cuda ## Build the wheel capsedge-cuda alone, in dist/ (TensorRT's headers: CAPSEDGE_TENSORRT_INCLUDE)
+	$(BIN)/python $(INSTALL) 'capsedge[release]'
 	$(BIN)/python -m tools.wheels cuda
 
 test-wheel: $(READY) $(PAGE) ## Build the wheel for this processor, install it in an environment of its own, compare it with the local build
@@ -142,11 +143,12 @@ docs: $(DEMO) ## Build the documentation site in build/site
 	$(BIN)/python $(INSTALL) 'capsedge[docs]'
 	$(BIN)/python -m mkdocs build --strict
 
-cuda: ## Build the CUDA kernels for every GPU in build/cuda, 13 minutes of one core (CUDA_ARCHITECTURES=87 for one)
+cuda: ## Build the CUDA kernels for every GPU in build/cuda, 15 minutes of one core (CUDA_ARCHITECTURES=87 for one)
 	nvcc=$$(PYTHON=$(PYTHON) tools/nvcc.sh) && \
 	cmake -S capsedge/runtime/native -B build/cuda -DCAPSEDGE_CUDA=ON -DCAPSEDGE_NVCC="$$nvcc" \
 		-DCAPSEDGE_CUDA_ARCHITECTURES="$(CUDA_ARCHITECTURES)"
 	cmake --build build/cuda --target capsedge_cuda
+	$(PYTHON) -m tools.cuda12 build/cuda
 
 format: $(READY) ## Format the code
 	$(BIN)/ruff check --fix .

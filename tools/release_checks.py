@@ -7,6 +7,8 @@ import re
 import subprocess
 from pathlib import Path
 
+from tools import plugin_libraries
+
 TOOLS = {
     "auditwheel": "auditwheel", "build": "build", "cyclonedx_py": "cyclonedx-bom", "twine": "twine",
     "wheel": "wheel", "ziglang": "ziglang",
@@ -54,7 +56,12 @@ def version(root: Path) -> str:
 
 def problems(root: Path, release: str) -> list[str]:
     """Reasons why this state of the repository cannot be released: what to fix, one sentence each."""
-    return [*_commit(root, release), *_changelog(root / "CHANGELOG.md", release)]
+    left_out = plugin_libraries.left_out(plugin_libraries.headers())
+    return [
+        *_commit(root, release),
+        *_changelog(root / "CHANGELOG.md", release),
+        *([left_out] if left_out else []),
+    ]
 
 
 def _git(root: Path, *words: str) -> str | None:

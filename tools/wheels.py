@@ -7,7 +7,7 @@ The libraries are compiled by zig's Clang for glibc 2.17 (2012), for both proces
 for this machine's processor is refused if its kernels choose other SIMD levels here than the local build's:
 without vectors it would compute the same, many times slower. The wheel without libraries (``py3-none-any``)
 serves every other platform: models run there through the function bodies in their files. The CUDA kernels
-are a distribution of their own, ``capsedge-cuda`` (`tools/cuda_wheel.py`).
+and TensorRT plugins are a distribution of their own, ``capsedge-cuda`` (`tools/cuda_wheel.py`).
 """
 
 from __future__ import annotations
@@ -27,19 +27,17 @@ from pathlib import Path
 from capsedge.errors import EnvironmentProblem
 from capsedge.runtime.backends import native_library
 from capsedge.serving.deploy.web import built_page
-from tools import cuda_wheel
+from tools import cuda_wheel, zig
 
 ROOT = Path(__file__).resolve().parent.parent
 DIST = ROOT / "dist"
-GLIBC = (2, 17)
-PROCESSORS = ("x86_64", "aarch64")
+PROCESSORS = zig.PROCESSORS
 KINDS = ("sdist", "pure", *PROCESSORS, "cuda")
-_TOOLCHAIN = ROOT / "capsedge" / "runtime" / "native" / "cmake" / "zig.cmake"
 
 
 def platform_tag(processor: str) -> str:
     """The tag that PEP 600 gives to a wheel for this processor and C library."""
-    return f"manylinux_{GLIBC[0]}_{GLIBC[1]}_{processor}"
+    return f"manylinux_{zig.GLIBC[0]}_{zig.GLIBC[1]}_{processor}"
 
 
 def judged_tag(wheel: Path) -> str:
@@ -113,14 +111,6 @@ def _run(*command: object, **environment: str) -> None:
     )
 
 
-def _zig() -> Path:
-    try:
-        import ziglang
-    except ModuleNotFoundError:
-        raise SystemExit("Wheels are compiled with zig: pip install -e '.[release]'") from None
-    return Path(ziglang.__file__).parent / "zig"
-
-
 def _build(folder: Path, *arguments: str, **environment: str) -> Path:
     """Run ``python -m build`` in an empty folder; returns the one file that it makes."""
     _run(sys.executable, "-m", "build", "--outdir", folder, *arguments, ROOT, **environment)
@@ -133,9 +123,8 @@ def _with_libraries(folder: Path, processor: str) -> Path:
     made = _build(
         folder,
         "--wheel",
-        f"-Ccmake.toolchain-file={_TOOLCHAIN}",
-        CAPSEDGE_ZIG=str(_zig()),
-        CAPSEDGE_TARGET=f"{processor}-linux-gnu.{GLIBC[0]}.{GLIBC[1]}",
+        f"-Ccmake.toolchain-file={zig.TOOLCHAIN}",
+        **zig.variables(processor),
     )
     tag = platform_tag(processor)
     _run(sys.executable, "-m", "wheel", "tags", "--remove", "--platform-tag", tag, made)

@@ -1,4 +1,4 @@
-"""Find the CUDA kernels: the file that the package capsedge-cuda has, of exactly the version of capsedge."""
+"""Find the CUDA kernels: files that the package capsedge-cuda has, of exactly the version of capsedge."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from capsedge.errors import EnvironmentProblem
 from capsedge.spec.version import VERSION
 
 VARIABLE = "CAPSEDGE_CUDA_KERNELS"
+CUDA = 13  # whose compiler makes the kernels: an older driver does not know its machine code
 _MODULE = "capsedge_cuda"
 _FILE = "kernels.fatbin"
 # It is on no package index yet.
@@ -28,6 +29,25 @@ def find_cuda_kernels() -> Path | None:
     named = os.environ.get(VARIABLE)
     if named:
         return _named(Path(named))
+    folder = find_package()
+    if folder is None:
+        return None
+    file = folder / _FILE
+    if not file.is_file():
+        raise EnvironmentProblem(
+            "The package capsedge-cuda is damaged.",
+            f"{file} is missing.",
+            HOW_TO_GET,
+        )
+    return file
+
+
+def find_package() -> Path | None:
+    """The folder of the package capsedge-cuda, or None.
+
+    Raises:
+        EnvironmentProblem: it is of another version.
+    """
     try:
         module = importlib.import_module(_MODULE)
     except ModuleNotFoundError:
@@ -39,14 +59,22 @@ def find_cuda_kernels() -> Path | None:
             f"capsedge-cuda is {found}, and capsedge is {VERSION}.",
             HOW_TO_GET,
         )
-    file = Path(str(module.__file__)).with_name(_FILE)
-    if not file.is_file():
-        raise EnvironmentProblem(
-            "The package capsedge-cuda is damaged.",
-            f"{file} is missing.",
-            HOW_TO_GET,
-        )
-    return file
+    return Path(str(module.__file__)).parent
+
+
+def code_for(kernels: Path, driver: str, compute_capability: str) -> Path | None:
+    """The file that a GPU's driver takes, as the loader chooses it; None if the driver is too old for all.
+
+    Args:
+        kernels: the file with the code for every GPU, as `find_cuda_kernels` returns it.
+        driver: newest CUDA that the driver supports, such as ``"12.6"``.
+        compute_capability: of the GPU, such as ``"8.7"``.
+    """
+    major = int(driver.split(".")[0])
+    if major >= CUDA:
+        return kernels
+    own = kernels.with_suffix(f".cuda12.sm{compute_capability.replace('.', '')}.cubin")
+    return own if major == CUDA - 1 and own.is_file() else None
 
 
 def _named(path: Path) -> Path:

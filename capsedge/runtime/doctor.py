@@ -21,7 +21,7 @@ from capsedge.runtime.backends import onnxruntime_session
 from capsedge.runtime.backends.cuda_operators import find_parts, load_problem
 from capsedge.runtime.backends.native_library import find_library
 from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime
-from capsedge.runtime.backends.tensorrt_library import find_plugin, how_to_get
+from capsedge.runtime.backends.tensorrt_library import find_plugin, how_to_get, no_plugin
 from capsedge.runtime.machine import (
     BROKEN,
     MISSING,
@@ -40,6 +40,7 @@ RELEASE_FILE = Path("/etc/nv_tegra_release")
 _GPU = "gpu"
 _NO_ENGINES = "no TensorRT engines here"
 _OLD_JETPACK = "its TensorRT is too old for capsedge engines"
+PLUGIN_MAJORS = [10, 11]  # of TensorRT, for which capsedge-cuda may have a plugin library
 _UPDATE = "flash JetPack 6.1 or later (docs/how-to/jetson.md); until then models run on the CPU"
 
 
@@ -220,14 +221,15 @@ def _cuda_kernels() -> Check:
 
 def _plugin(tensorrt_version: str) -> Check:
     name, cost = "plugin library", "engines use native operators: same results, slower routing"
-    fix = "compile it where nvcc and TensorRT's headers are installed (docs/how-to/tensorrt.md)"
+    majors = [number(tensorrt_version)[0]] if number(tensorrt_version) else PLUGIN_MAJORS
     try:
-        path = find_plugin()
+        found = [path for path in map(find_plugin, majors) if path is not None]
+        why = no_plugin(majors[0])
     except CapsedgeError as error:
         return Check(name, _GPU, BROKEN, error.what, cost, error.fix)
-    if path is None:
-        return Check(name, _GPU, MISSING, "not built", cost, fix)
-    return Check(name, _GPU, OK, f"{path}{'' if tensorrt_version else ' (but no TensorRT)'}")
+    if not found:
+        return Check(name, _GPU, MISSING, why.why.rstrip("."), cost, why.fix)
+    return Check(name, _GPU, OK, f"{found[0]}{'' if tensorrt_version else ' (but no TensorRT)'}")
 
 
 # --- The diagnosis ---

@@ -33,15 +33,15 @@ def test_more_iterations_than_cuda_makes_are_refused_by_build(
     model = onnx.load(exported(network("dynamic")).path)
     (count,) = (a for n in model.graph.node for a in n.attribute if a.name == "iterations")
     library = tmp_path / "plugins.so"
-    monkeypatch.setattr(write_engine, "find_plugin", lambda: library)
+    monkeypatch.setattr(write_engine, "find_plugin", lambda _: library)
     count.i = limit_of("cuda", "ITERATIONS")
-    assert write_engine._plugin(plugin, model) == library
+    assert write_engine._plugin(plugin, model, 10) == library
     count.i += 1
     with pytest.raises(
         UnsupportedModelError, match="65 iterations; the plugins support at most 64"
     ):
-        write_engine._plugin(plugin, model)
-    assert write_engine._plugin("native", model) is None
+        write_engine._plugin(plugin, model, 10)
+    assert write_engine._plugin("native", model, 10) is None
 
 
 def with_ports(inputs: int, rank: int) -> onnx.ModelProto:

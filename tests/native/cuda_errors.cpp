@@ -1,12 +1,13 @@
 // A CUDA runtime whose calls fail as told, under the kernels' launch code: prints each call after which an error is left
-// for the next one to report. Linked in place of libcudart (test_cuda_interface.py); needs no GPU.
+// for the next one to report. In place of libcudart and of the kernels' file
+// (test_cuda_interface.py); needs no GPU.
 #include <cstdio>
 #include <string>
 
-#include "cudart_abi.h"
+#include "cudart.h"
+#include "device_code.h"
 #include "launch.h"
 #include "plan.h"
-#include "table.h"
 
 namespace {
 using namespace capsedge::cuda;
@@ -46,8 +47,13 @@ const char* cudaGetErrorString(int) { return "as told"; }
 
 namespace capsedge {
 namespace cuda {
-const void* const kernel_table[kKernels] = {&failing};  // the first one is asked for
-Grid whole_grid(const Plan&) { return {}; }             // of plan.cpp, for layers that are not run here
+const void* code_of(Kernel) { return &failing; }
+Grid whole_grid(const Plan&) { return {}; }  // of plan.cpp, for layers that are not run here
+const cudart::Functions* find_cudart(bool) {
+#define CAPSEDGE_ADDRESS(name, result, parameters) cuda##name,
+  static const cudart::Functions functions{CAPSEDGE_CUDART(CAPSEDGE_ADDRESS) nullptr, nullptr, nullptr};
+  return &functions;
+}
 }  // namespace cuda
 }  // namespace capsedge
 

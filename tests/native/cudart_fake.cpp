@@ -1,5 +1,7 @@
 // A CUDA runtime without a GPU behind it, for what the loader of the kernels refuses: each call of cudaX returns the
-// number in the environment's FAKE_cudaX, else success. With -DOLD it is one of CUDA 12.6, without cudaLibrary*.
+// number in the environment's FAKE_cudaX, else success. With -DOLD it is one of CUDA 12.6, without cudaLibrary*; with
+// -DDRIVER, the driver in place of it, which says what it launches.
+#include <cstdio>
 #include <cstdlib>
 #include <string>
 
@@ -24,12 +26,38 @@ constexpr int kVersion = 13000;
 }  // namespace
 
 extern "C" {
+#ifdef DRIVER
+int cuInit(unsigned) { return answer("cuInit"); }
+int cuDeviceGet(int* device, int number) {
+  *device = number;
+  return answer("cuDeviceGet");
+}
+int cuLibraryLoadData(void**, const void* code, int*, void**, unsigned, int*, void**, unsigned) {
+  std::printf("driver loads %.3s\n", static_cast<const char*>(code) + 1);
+  return answer("cuLibraryLoadData");
+}
+int cuLibraryGetKernel(void** kernel, void*, const char* name) {
+  *kernel = const_cast<char*>(name);
+  return answer("cuLibraryGetKernel");
+}
+int cuLibraryUnload(void*) { return kSuccess; }
+int cuKernelGetAttribute(int* value, int attribute, void*, int) {
+  *value = attribute == kPtxVersion ? 87 : 0;
+  return answer("cuKernelGetAttribute");
+}
+int cuLaunchKernelEx(const DriverConfiguration* c, void* kernel, void**, void**) {
+  std::printf("driver launches %s: %u %u\n", static_cast<char*>(kernel), c->grid.x, c->block.x);
+  std::fflush(stdout);
+  return answer("cuLaunchKernelEx");
+}
+#else
 int cudaGetDevice(int* device) {
   *device = 0;
   return answer("cudaGetDevice");
 }
 int cudaDeviceGetAttribute(int* value, int attribute, int) {
-  *value = attribute == kCapabilityMajor ? 7 : 0;
+  const int capability = number("FAKE_CAPABILITY", 70);
+  *value = attribute == kCapabilityMajor ? capability / 10 : attribute == kCapabilityMinor ? capability % 10 : 0;
   return kSuccess;
 }
 int cudaDriverGetVersion(int* version) {
@@ -54,5 +82,6 @@ int cudaLibraryGetKernel(void** kernel, void*, const char* name) {
   return answer("cudaLibraryGetKernel");
 }
 int cudaLibraryUnload(void*) { return kSuccess; }
+#endif
 #endif
 }

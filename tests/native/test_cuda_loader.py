@@ -32,7 +32,7 @@ for word in sys.argv[2:]:
         )
     else:
         code = library.capsedge_cuda_load(word.encode(), text, ctypes.c_size_t(600))
-    print(text.value.decode() if code else "ok")
+    print(text.value.decode() if code else "ok", flush=True)
 print(library.capsedge_cuda_multiprocessors())
 """
 
@@ -58,10 +58,13 @@ class Loader:
         self.library = build.host(build.sources())
         self.file = folder / "kernels.fatbin"
         self.file.write_bytes(fat_binary())
-        for name, flags in (("new", []), ("old", ["-DOLD"])):
+        self.driver = folder / "driver"
+        self.driver.mkdir()
+        kinds = (("new.so", []), ("old.so", ["-DOLD"]), ("driver/libcuda.so.1", ["-DDRIVER"]))
+        for name, flags in kinds:
             subprocess.run(
                 ["g++", "-std=c++17", *flags, "-shared", "-fPIC", f"-I{cuda_library.SOURCES}",
-                 str(Path(__file__).with_name("cudart_fake.cpp")), "-o", str(folder / f"{name}.so")],
+                 str(Path(__file__).with_name("cudart_fake.cpp")), "-o", str(folder / name)],
                 check=True,
             )  # fmt: skip
 
@@ -70,9 +73,9 @@ class Loader:
         own = {"CAPSEDGE_CUDART": str(self.folder / cudart), **variables}
         done = subprocess.run(
             [sys.executable, "-c", ASK, str(self.library), *map(str, words)], cwd=self.folder,
-            env={**os.environ, **own}, capture_output=True, text=True, check=True,
+            env={**os.environ, **own}, capture_output=True, encoding="latin-1", check=True,
         )  # fmt: skip
-        return done.stdout.splitlines()
+        return done.stdout.split("\n")[:-1]
 
 
 @pytest.fixture(scope="module")
@@ -166,10 +169,73 @@ def test_a_cuda_runtime_is_looked_for_in_the_usual_places(load: Loader) -> None:
 
 
 def test_a_cuda_runtime_without_files_of_kernels(load: Loader) -> None:
-    """CUDA 12.8 is the first that has the functions."""
-    (found, processors) = load(load.file, cudart="old.so")
-    assert found == f"{load.folder / 'old.so'} is CUDA 12.6, and 12.8 or newer is needed"
+    """CUDA 12.8 is the first that has the functions; before, the driver's are taken."""
+    (found, processors) = load(load.file, cudart="old.so", FAKE_cuInit="999", **driver(load))
+    needed = "12.8 or newer is needed, or a driver for CUDA 12"
+    assert found == f"{load.folder / 'old.so'} is CUDA 12.6, and {needed}"
     assert processors == "0"
+    found = load(load.file, "squash", cudart="old.so", **driver(load))
+    kernel = "capsedge_squash_rows_kernel_f32"
+    assert [line for line in found if line != "0"] == [
+        "driver loads " + fat_binary()[1:4].decode("latin-1"), "ok",
+        f"driver launches {kernel}: 1 256", "ok",
+    ]  # fmt: skip
+
+
+def driver(load: Loader) -> dict[str, str]:
+    """Variables by which the loader finds the driver of these tests before one of the machine."""
+    return {"LD_LIBRARY_PATH": str(load.driver)}
+
+
+@table(
+    "call, code, words",
+    [
+        ("cuLibraryLoadData", 209, "{file} is not loaded: as told"),
+        ("cuLibraryGetKernel", 500, "{file} is not usable: no kernel capsedge_whole"),
+        ("cuKernelGetAttribute", 209, "{file} is not usable: no code for the current GPU, of compute"),
+        ("cuDeviceGet", 101, "{file} is not usable: CUDA refuses its code: as told"),
+    ],
+)  # fmt: skip
+def test_what_the_driver_refuses(load: Loader, call: str, code: int, words: str) -> None:
+    found = load(load.file, cudart="old.so", **driver(load), **{f"FAKE_{call}": str(code)})
+    assert any(line.startswith(words.format(file=load.file)) for line in found), found
+
+
+def machine_code(missing: int = 0) -> bytes:
+    """An ELF file for CUDA with a table of sections at its end."""
+    header = struct.pack(
+        "<16sHHIQQQIHHHHHH", b"\x7fELF\2\1\1", 2, 190, 1, 0, 0, 64, 0, 64, 0, 0, 64, 2, 1
+    )
+    return (header + bytes(128))[: 192 - missing]
+
+
+@table(
+    "driver_version, capability, data, words",
+    [
+        ("12060", "87", machine_code(), "ok"),
+        ("12060", "87", machine_code(1), "{file} is damaged: it has 191 bytes of 192"),
+        ("12060", "87", fat_binary(bytes(60)), "{file} is not machine code of CUDA"),
+        ("12060", "86", b"of another GPU", "FAT"),
+        ("13000", "87", b"not asked for", "FAT"),
+    ],
+)
+def test_the_code_for_a_driver_of_cuda_12(
+    load: Loader, driver_version: str, capability: str, data: bytes, words: str
+) -> None:
+    """Beside the fat binary, by the GPU; without it, the driver refuses the fat binary in its own words."""
+    file = load.folder / "kernels.cuda12.sm87.cubin"
+    file.write_bytes(data)
+    given = {"FAKE_DRIVER": driver_version, "FAKE_CAPABILITY": capability}
+    found = load(load.file, cudart="old.so", **driver(load), **given)
+    file.unlink()
+    loaded = [line for line in found if line.startswith("driver loads")]
+    if words in ("ok", "FAT"):
+        code = machine_code() if words == "ok" else fat_binary()
+        assert loaded == [f"driver loads {code[1:4].decode('latin-1')}"]
+        assert "ok" in found
+    else:
+        assert words.format(file=file) in found
+        assert not loaded
 
 
 def test_a_cuda_runtime_that_the_driver_does_not_run(load: Loader) -> None:

@@ -28,7 +28,11 @@ from tests.tables import table
 
 ROOT = Path(__file__).resolve().parents[2]
 NATIVE = ROOT / "capsedge" / "runtime" / "native"
-SOURCES = ("attributes", "plugin", "library", "register")
+SOURCES = ("attributes", "kernels_file", "plugin", "library")
+INCLUDED = [
+    f"-I{NATIVE / folder}"
+    for folder in ("tensorrt/mock", "tensorrt", "kernels", "kernels/cuda", "")
+]
 KERNELS = ("operators", "input_shapes", "cuda_node")
 FLOAT32, INT32, INT64 = 1, 5, 10  # PluginFieldType
 TYPES = {"float32": 0, "float16": 1}
@@ -72,8 +76,7 @@ def mock() -> ctypes.CDLL:
         subprocess.run(
             [compiler, "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas",
              "-shared", "-fPIC", "-fvisibility=hidden", "-DCAPSEDGE_EMULATE",
-             f"-I{NATIVE}/tensorrt/mock", f"-I{NATIVE}/tensorrt", f"-I{NATIVE}/kernels", f"-I{NATIVE}",
-             f"-I{NATIVE}/kernels/cuda", *sources,
+             *INCLUDED, *sources,
              *(str(NATIVE / "kernels" / f"{name}.cpp") for name in KERNELS),
              "-x", "c++", *cuda_library.units(), "-o", str(made)],
             check=True,
@@ -87,7 +90,7 @@ def bound(path: Path) -> ctypes.CDLL:
     library = ctypes.CDLL(str(path))
     for name in ("create", "round_trip", "clone", "attach"):
         getattr(library, f"mock_{name}").restype = ctypes.c_void_p
-    for name in ("error", "registered", "field_names", "identity", "timing_cache_id"):
+    for name in ("error", "field_names", "identity", "timing_cache_id"):
         getattr(library, f"mock_{name}").restype = ctypes.c_char_p
     for name in ("configure", "configure_profile", "workspace"):
         getattr(library, f"mock_{name}").restype = ctypes.c_int64
@@ -181,10 +184,6 @@ def test_creators(mock: ctypes.CDLL, operator: str) -> None:
     assert mock.mock_timing_cache_id(copy) == mock.mock_timing_cache_id(plugin)
     mock.mock_destroy(copy)
     mock.mock_destroy(plugin)
-
-
-def test_the_self_registering_variant(mock: ctypes.CDLL) -> None:
-    assert mock.mock_registered().decode().split() == [f"capsedge::{name}/1" for name in PLUGINS]
 
 
 def test_timing_cache_tells_attributes_apart(mock: ctypes.CDLL) -> None:
@@ -576,42 +575,26 @@ def test_workspace_serves_every_batch_of_the_profile(mock: ctypes.CDLL) -> None:
     assert all(need(64) >= need(batch) for batch in (1, 2, 3, 5, 8, 63))
 
 
-def _exported(library: Path) -> set[str]:
-    listing = subprocess.run(
-        ["nm", "-D", "--defined-only", str(library)], capture_output=True, text=True, check=True
-    ).stdout
-    return {line.split()[-1] for line in listing.splitlines()}
-
-
-def test_what_tensorrt_looks_up(mock: ctypes.CDLL) -> None:
-    assert {"getCreators", "setLoggerFinder"} <= _exported(Path(mock._name))
-
-
 @pytest.mark.slow
 def test_real_headers(tmp_path: Path) -> None:
     """Against TensorRT's own headers, where they are: CAPSEDGE_TENSORRT_INCLUDE, folders with ':' between."""
     named = os.environ.get("CAPSEDGE_TENSORRT_INCLUDE", "")
-    cuda = os.environ.get("CUDA_INCLUDE", "/usr/local/cuda/include")
+    cuda = NATIVE / "tensorrt" / "cuda"
     compiler = shutil.which("g++")
-    if not named or compiler is None or not Path(cuda, "cuda_runtime_api.h").is_file():
-        pytest.skip(
-            "set CAPSEDGE_TENSORRT_INCLUDE to folders with NvInferRuntime.h, and CUDA_INCLUDE to CUDA's"
-        )
+    if not named or compiler is None:
+        pytest.skip("set CAPSEDGE_TENSORRT_INCLUDE to folders with NvInferRuntime.h")
     for folder in named.split(":"):
         assert Path(folder, "NvInferRuntime.h").is_file(), folder
-        for name in SOURCES:
+        for name in (*SOURCES, "register"):
             made = tmp_path / f"{name}.o"
             subprocess.run(
                 [compiler, "-std=c++17", "-Wall", "-Wextra", "-Werror", "-fPIC", "-isystem", folder,
-                 "-isystem", cuda, f"-I{NATIVE}/kernels", f"-I{NATIVE}/kernels/cuda", f"-I{NATIVE}", "-c",
+                 "-isystem", str(cuda), *INCLUDED[1:], "-c",
                  str(NATIVE / "tensorrt" / f"{name}.cpp"), "-o", str(made)],
                 check=True,
             )  # fmt: skip
             undefined = subprocess.run(
                 ["nm", "-u", str(made)], capture_output=True, text=True, check=True
             ).stdout
-            wanted = ["getPluginRegistry"] if name == "register" else []
-            found = [
-                w for w in ("getPluginRegistry", "createInfer", "initLibNvInfer") if w in undefined
-            ]
-            assert found == wanted
+            for symbol in ("getPluginRegistry", "createInfer", "initLibNvInfer", " U cu"):
+                assert symbol not in undefined, name

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
-from tools import release, release_checks, wheels
+from tools import plugin_libraries, release, release_checks, wheels
 
 VERSION = "1.2.3"
 LOCK = f'{{\n  "name": "capsedge",\n  "version": "{VERSION}",\n}}\n'
@@ -45,9 +45,23 @@ def checkout(tmp_path: Path) -> Path:
     return root
 
 
+@pytest.fixture(autouse=True)
+def headers(monkeypatch: pytest.MonkeyPatch) -> dict[int, Path]:
+    """TensorRT's headers, by major version."""
+    here = {major: Path() for major in plugin_libraries.MAJORS}
+    monkeypatch.setattr(plugin_libraries, "headers", lambda: here)
+    return here
+
+
 def test_a_release_in_order_has_no_problems(checkout: Path) -> None:
     assert release_checks.version(checkout) == VERSION
     assert release_checks.problems(checkout, VERSION) == []
+
+
+def test_no_release_without_the_plugin_libraries(checkout: Path, headers: dict[int, Path]) -> None:
+    del headers[11]
+    (found,) = release_checks.problems(checkout, VERSION)
+    assert found.startswith("The TensorRT plugin libraries for TensorRT 11 are left out")
 
 
 def test_this_version_is_stated_alike_everywhere() -> None:

@@ -226,6 +226,19 @@ def test_files_without_operators() -> None:
         choice(model.SerializeToString(), "fused")
 
 
+def test_the_code_for_jetpack_6(kernels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver of CUDA 12 does on a GPU for which there is code of CUDA 12."""
+    monkeypatch.setattr("capsedge.runtime.backends.cuda.driver_version", lambda: "12.6")
+    monkeypatch.setattr(chosen_by, "_compute_capability", lambda: "8.7")
+    with pytest.raises(NoKernelsHere, match="too old"):
+        chosen_by.find_parts()
+    kernels.with_suffix(".cuda12.sm87.cubin").touch()
+    assert chosen_by.find_parts()[1] == kernels
+    monkeypatch.setattr(chosen_by, "_compute_capability", lambda: "8.6")
+    with pytest.raises(NoKernelsHere, match="too old"):
+        chosen_by.find_parts()
+
+
 @pytest.mark.parametrize("part", ["kernels", "library", "driver"])
 def test_a_part_that_is_missing_means_bodies(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Said by doctor; ops 'fused' is an error, and so is a file without bodies."""

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import platform
+import sys
+import types
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from capsedge.runtime import doctor, machine
+import capsedge
+from capsedge.errors import EnvironmentProblem
+from capsedge.runtime import cuda_kernels, doctor, machine
 from capsedge.runtime.backends import tensorrt_library
 from capsedge.runtime.machine import BROKEN, MISSING, OK
 
@@ -158,3 +164,77 @@ def test_plugin_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     (line,) = [check for check in doctor.nvidia_checks() if check.name == "plugin library"]
     assert line.status == BROKEN
     assert "unset CAPSEDGE_TENSORRT_PLUGIN" in line.fix
+
+
+@pytest.fixture
+def packaged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """The folder of capsedge-cuda, with a plugin library for TensorRT 10 on this machine."""
+    folder = tmp_path / "site" / "capsedge_cuda"
+    library = folder / platform.machine() / "libcapsedge_tensorrt10.so"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    (folder / "__init__.py").write_text(f'__version__ = "{capsedge.__version__}"\n')
+    monkeypatch.syspath_prepend(str(folder.parent))
+    monkeypatch.delitem(sys.modules, "capsedge_cuda", raising=False)
+    monkeypatch.delenv("CAPSEDGE_TENSORRT_PLUGIN", raising=False)
+    yield folder
+    sys.modules.pop("capsedge_cuda", None)
+
+
+def test_the_plugin_library_of_the_package(packaged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By TensorRT's major version, and by the processor."""
+    library = packaged / platform.machine() / "libcapsedge_tensorrt10.so"
+    assert tensorrt_library.find_plugin(10) == library
+    assert tensorrt_library.find_plugin(11) is None
+    assert "has none for TensorRT 11" in tensorrt_library.no_plugin(11).why
+    found = doctor._plugin("10.3.0")
+    assert (found.status, found.found) == (OK, str(library))
+    missing = doctor._plugin("11.1.0")
+    assert missing.status == MISSING
+    assert "TensorRT 11" in missing.found
+    assert "TensorRT's headers" in missing.fix
+    assert "no TensorRT" in doctor._plugin("").found
+    monkeypatch.setattr(tensorrt_library.platform, "machine", lambda: "sparc")
+    assert tensorrt_library.find_plugin(10) is None
+
+
+def test_a_package_of_another_version(packaged: Path) -> None:
+    (packaged / "__init__.py").write_text('__version__ = "0"\n')
+    with pytest.raises(EnvironmentProblem, match="another version"):
+        tensorrt_library.find_plugin(10)
+    assert doctor._plugin("10.3.0").status == BROKEN
+
+
+def test_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensorrt_library, "find_package", lambda: None)
+    assert tensorrt_library.find_plugin(10) is None
+    assert "make cuda-wheel" in tensorrt_library.no_plugin(10).fix
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "major"),
+    [("tensorrt", "10.3.0", 10), ("tensorrt", "11.4.1", 11), ("tensorrt_rtx", "1.7.1", 11)],
+)
+def test_the_interface_of_a_package(name: str, version: str, major: int) -> None:
+    module = types.ModuleType(name)
+    module.__version__ = version  # type: ignore[attr-defined]
+    assert tensorrt_library.interface(module) == major
+
+
+@pytest.mark.parametrize(
+    ("driver", "capability", "name"),
+    [
+        ("13.0", "8.7", "kernels.fatbin"),
+        ("14.2", "9.0", "kernels.fatbin"),
+        ("12.6", "8.7", "kernels.cuda12.sm87.cubin"),
+        ("12.6", "8.6", None),
+        ("11.4", "8.7", None),
+        ("12.6", "", None),
+    ],
+)
+def test_the_code_that_a_driver_takes(
+    tmp_path: Path, driver: str, capability: str, name: str | None
+) -> None:
+    (tmp_path / "kernels.cuda12.sm87.cubin").touch()
+    found = cuda_kernels.code_for(tmp_path / "kernels.fatbin", driver, capability)
+    assert found == (name and tmp_path / name)

@@ -131,7 +131,7 @@ def test_versions_of_the_inspector(
 @pytest.fixture
 def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The plugin library, a stand-in."""
-    library = tmp_path / "libcapsedge_tensorrt.so"
+    library = tmp_path / "libcapsedge_tensorrt10.so"
     library.write_bytes(b"plugin")
     monkeypatch.setenv("CAPSEDGE_TENSORRT_PLUGIN", str(library))
     monkeypatch.setattr(fake, "REGISTRY_NAMESPACE", "capsedge")
@@ -445,12 +445,12 @@ def test_another_precision_than_asked_for_is_an_error(make: Any, tmp_path: Path)
 def test_plugin_library_that_tensorrt_refuses(
     make: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("capsedge.exporters.tensorrt.write_engine.find_plugin", lambda: None)
+    monkeypatch.setattr("capsedge.exporters.tensorrt.write_engine.find_plugin", lambda _: None)
     with pytest.raises(EnvironmentProblem, match="not installed"):
         make(plugin="fused")
     library = tmp_path / "plugin.so"
     library.write_bytes(b"x")
-    monkeypatch.setattr("capsedge.exporters.tensorrt.write_engine.find_plugin", lambda: library)
+    monkeypatch.setattr("capsedge.exporters.tensorrt.write_engine.find_plugin", lambda _: library)
     fake.FAIL["load_library"] = "SymbolAddress for getCreators could not be loaded"
     with pytest.raises(ArtefactError, match="rejects the plugin library") as refused:
         make(plugin="fused")

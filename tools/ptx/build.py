@@ -128,15 +128,17 @@ def cudart(*flags: str, version: str = "13.0") -> Path:
 
     Args:
         flags: additional flags for the host compiler, such as those of gcov.
-        version: the CUDA version that it has, which names the file and the versions of its symbols.
+        version: the CUDA version that it has, which names the file and the versions of its symbols. Before
+            12.8, it has no functions that load files; libcuda.so.1 beside it has.
     """
     major, minor = version.split(".")
-    name = f"libcudart.so.{major}"
+    old = (int(major), int(minor)) < (12, 8)
+    name, listed = f"libcudart.so.{major}", "before_12_8.map" if old else "exports.map"
     target = BUILD / f"cudart-{_digest(NATIVE.iterdir(), HOST, version, *flags)}"
     with once(target) as made:
         if made:
             exports = made / "exports.map"
-            exports.write_text((NATIVE / "exports.map").read_text().replace("@SONAME@", name))
+            exports.write_text((NATIVE / listed).read_text().replace("@SONAME@", name))
             _run(
                 str(nvcc()), "-std=c++17", "-cudart", "none", "-shared", "-Xcompiler", HOST, *flags,
                 f"-DCAPSEDGE_PTX_VERSION={major}{int(minor):02}0",
@@ -144,6 +146,8 @@ def cudart(*flags: str, version: str = "13.0") -> Path:
                 "-Xlinker", f"--version-script={exports}",
                 *map(str, sorted(NATIVE.glob("*.cpp"))), "-o", str(made / name),
             )  # fmt: skip
+            if old:
+                (made / "libcuda.so.1").symlink_to(name)  # one file, so that both are one library
     return target / name
 
 
@@ -197,23 +201,16 @@ def built(architecture: int, *, kernels: Path = KERNELS, flags: str = "") -> Bui
     return Built(folder, library, cudart())
 
 
-def host(files: list[Path], flags: str = "", linked: Built | None = None) -> Path:
-    """The host's library, by g++ and without CUDA's headers.
-
-    Args:
-        linked: the kernels that are to be inside, as in the TensorRT plugins, instead of loaded.
-    """
-    inside: list[str] = []
-    if linked:
-        inside = ["-DCAPSEDGE_CUDA_LINKED", str(linked.folder / "kernels.o"), str(linked.cudart)]
-    name = "libcapsedge_cuda_linked.so" if linked else "libcapsedge_cuda.so"
-    target = BUILD / f"host-{_digest(files, flags, *inside)}"
+def host(files: list[Path], flags: str = "") -> Path:
+    """The host's library, by g++ and without CUDA's headers."""
+    name = "libcapsedge_cuda.so"
+    target = BUILD / f"host-{_digest(files, flags)}"
     with once(target) as made:
         if made:
             units = [str(file) for file in sorted(files) if file.suffix == ".cpp"]
             options = ["-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
             options += [flag for flag in flags.split(",") if flag]
-            _run("g++", *options, "-shared", *units, *inside, "-o", str(made / name), cwd=made)
+            _run("g++", *options, "-shared", *units, "-o", str(made / name), cwd=made)
     return target / name
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import onnx
 
-from capsedge.errors import EnvironmentProblem, UsageError
+from capsedge.errors import UsageError
 from capsedge.exporters.build_options import BuildOptions
 from capsedge.exporters.tensorrt import lowering
 from capsedge.exporters.tensorrt.engine_builder import (
@@ -31,9 +31,10 @@ from capsedge.graph.fusion.free_length import at_length
 from capsedge.runtime import engine_metadata
 from capsedge.runtime.backends.cuda import load_cuda
 from capsedge.runtime.backends.tensorrt_library import (
-    NAME,
     find_plugin,
+    interface,
     load_plugin,
+    no_plugin,
     start,
     tensorrt_logger,
     this_machine,
@@ -194,7 +195,8 @@ def _build(job: _EngineJob, report: Listener) -> BuildReport:
     """Build and write an engine."""
     options, trt, model = job.options, job.trt, job.model
     portable = options.target == TENSORRT_RTX
-    library = _plugin("native" if portable and options.plugin == "auto" else options.plugin, model)
+    mode = "native" if portable and options.plugin == "auto" else options.plugin
+    library = _plugin(mode, model, interface(trt))
     if portable and library is not None:
         check_parser_takes_plugins()
     logger = tensorrt_logger(trt)
@@ -270,8 +272,8 @@ def _read(source: Path) -> onnx.ModelProto:
     return onnx.load_model_from_string(checked(data, str(source)))
 
 
-def _plugin(mode: str, model: onnx.ModelProto) -> Path | None:
-    """The plugin library to build with, as the mode asks."""
+def _plugin(mode: str, model: onnx.ModelProto, major: int) -> Path | None:
+    """The plugin library to build with, as the mode asks, for a major version of TensorRT."""
     if mode == "native":
         return None
     if not lowering.has_plugins(model):
@@ -283,14 +285,9 @@ def _plugin(mode: str, model: onnx.ModelProto) -> Path | None:
                 "Build with `--plugin auto`, or export again with `capsedge export --ops auto`.",
             )
         return None
-    library = find_plugin()
+    library = find_plugin(major)
     if library is None and mode == "fused":
-        raise EnvironmentProblem(
-            "The TensorRT plugin library of capsedge is not installed.",
-            f"{NAME} is compiled on machines with nvcc and TensorRT's headers.",
-            "Compile it (docs/how-to/tensorrt.md), or build with `--plugin native`, which does not "
-            "need it.",
-        )
+        raise no_plugin(major)
     if library is not None:
         lowering.check_plugin_limits(model)
     return library

@@ -28,12 +28,11 @@ from capsedge.runtime.backends.native_library import (
 )
 from capsedge.runtime.backends.onnxruntime_session import CUDA as CUDA_PROVIDER
 from capsedge.runtime.backends.onnxruntime_session import NoKernelsHere, SessionSettings
-from capsedge.runtime.cuda_kernels import HOW_TO_GET, find_cuda_kernels
+from capsedge.runtime.cuda_kernels import CUDA, HOW_TO_GET, code_for, find_cuda_kernels
 from capsedge.runtime.onnx_file.structure import Graph, Node, Structure, Value, structure_of
 from capsedge.runtime.onnx_file.summary import OnnxSummary
 from capsedge.spec.operators import DOMAIN, OPERATORS, operator_of
 
-CUDA = 13  # of the kernels' code: the driver has to support it
 _ANY_BATCH = 1
 
 
@@ -75,13 +74,22 @@ def find_parts() -> tuple[Path, Path]:
     from capsedge.runtime.backends.cuda import driver_version  # not for sessions on the CPU
 
     driver = driver_version()
-    if driver and int(driver.split(".")[0]) < CUDA:
+    if driver and code_for(kernels, driver, _compute_capability()) is None:
         raise NoKernelsHere(
             "The driver of the GPU is too old for the CUDA kernels of capsedge.",
             f"It supports CUDA {driver}, and they need CUDA {CUDA}.",
             "Install NVIDIA driver 580 or later.",
         )
     return library, kernels
+
+
+def _compute_capability() -> str:
+    """Of the first GPU; empty if no CUDA runtime says it."""
+    from capsedge.runtime.backends.cuda import load_cuda
+
+    with suppress(EnvironmentProblem):
+        return load_cuda().compute_capability(0)
+    return ""
 
 
 def with_operators(

@@ -30,11 +30,11 @@ def find_library() -> Path | None:
     Raises:
         EnvironmentProblem: the variable names a file that does not exist.
     """
-    return named_or_installed(NAME, VARIABLE, "operator library")
+    return named_library(VARIABLE, "operator library") or installed(NAME)
 
 
-def named_or_installed(name: str, variable: str, what: str) -> Path | None:
-    """A library of ours: the file that an environment variable names, else the installed one, else None.
+def named_library(variable: str, what: str) -> Path | None:
+    """The library of ours that an environment variable names; None if it names none.
 
     Args:
         what: its name in errors.
@@ -44,7 +44,7 @@ def named_or_installed(name: str, variable: str, what: str) -> Path | None:
     """
     named = os.environ.get(variable)
     if not named:
-        return installed(name)
+        return None
     if not Path(named).is_file():
         raise EnvironmentProblem(
             f"The {what} {named} does not exist.",

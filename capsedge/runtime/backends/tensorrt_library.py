@@ -13,14 +13,15 @@ from typing import Any
 from capsedge.errors import ArtefactError, EnvironmentProblem
 from capsedge.runtime.backends.cuda import Cuda, device_name, driver_version
 from capsedge.runtime.backends.engine_layers import HEADS as LAYER_LISTS
-from capsedge.runtime.backends.native_library import named_or_installed
+from capsedge.runtime.backends.native_library import named_library
+from capsedge.runtime.cuda_kernels import HOW_TO_GET, find_package
 from capsedge.runtime.engine_metadata import BuildMachine, EngineMetadata, check
 from capsedge.spec.operators import DOMAIN, OPERATORS, PLUGIN_VERSION
 
 OLDEST = (10, 3)
 NAMESPACES = (DOMAIN, "")  # namespaces in which a registry may keep our creators
 PLUGINS = tuple(o.name for o in OPERATORS.values() if o.plugin)
-NAME = "libcapsedge_tensorrt.so"
+RTX_INTERFACE = 11  # TensorRT-RTX 1 has the interface of TensorRT 11
 VARIABLE = "CAPSEDGE_TENSORRT_PLUGIN"
 TRANSLATED_MESSAGES = "capsedge: "  # begins what the plugins log
 _KEPT = 20  # messages of TensorRT of a kind
@@ -73,8 +74,16 @@ def _wheel() -> str:
 
 def product(trt: Any) -> str:
     """The name of a package, TensorRT or TensorRT-RTX, with its version."""
-    kind = "TensorRT-RTX" if trt.__name__.startswith("tensorrt_rtx") else "TensorRT"
-    return f"{kind} {trt.__version__}"
+    return f"{'TensorRT-RTX' if _is_rtx(trt) else 'TensorRT'} {trt.__version__}"
+
+
+def _is_rtx(trt: Any) -> bool:
+    return bool(trt.__name__.startswith("tensorrt_rtx"))
+
+
+def interface(trt: Any) -> int:
+    """The major version of TensorRT whose C++ interface a package has."""
+    return RTX_INTERFACE if _is_rtx(trt) else int(trt.__version__.split(".")[0])
 
 
 @cache
@@ -146,13 +155,37 @@ def start(trt: Any, kind: Any, logger: Any) -> Any:
         ) from error
 
 
-def find_plugin() -> Path | None:
-    """The plugin library: the one that CAPSEDGE_TENSORRT_PLUGIN names, else the installed one, else None.
+def find_plugin(major: int) -> Path | None:
+    """The plugin library: the one that CAPSEDGE_TENSORRT_PLUGIN names, else that of capsedge-cuda, else None.
+
+    Args:
+        major: version of TensorRT, as from `interface`.
 
     Raises:
-        EnvironmentProblem: the variable names a file that does not exist.
+        EnvironmentProblem: the variable names a file that does not exist, or capsedge-cuda is of another
+            version than capsedge.
     """
-    return named_or_installed(NAME, VARIABLE, "TensorRT plugin library")
+    named = named_library(VARIABLE, "TensorRT plugin library")
+    if named is not None:
+        return named
+    folder = find_package()
+    library = folder and folder / platform.machine() / f"libcapsedge_tensorrt{major}.so"
+    return library if library and library.is_file() else None
+
+
+def no_plugin(major: int) -> EnvironmentProblem:
+    """The error where the plugin library is required and missing."""
+    what = "The TensorRT plugin library of capsedge is not installed."
+    if find_package() is None:
+        return EnvironmentProblem(
+            what, "It comes in the package capsedge-cuda.",
+            f"{HOW_TO_GET} `--plugin native` does without.",
+        )  # fmt: skip
+    return EnvironmentProblem(
+        what,
+        f"The installed capsedge-cuda has none for TensorRT {major} on {platform.machine()}.",
+        "Build it with TensorRT's headers (docs/how-to/tensorrt.md), or use `--plugin native`.",
+    )
 
 
 def plugin_namespace(registry: Any) -> str | None:
@@ -191,7 +224,7 @@ def _refused(library: Path, why: str) -> ArtefactError:
     return ArtefactError(
         f"TensorRT rejects the plugin library {library}.",
         why,
-        "Compile it for this TensorRT and CUDA (docs/how-to/tensorrt.md), or build without it: "
+        "Install capsedge-cuda of this version, which has one for each TensorRT, or build without it: "
         "`--plugin native`.",
     )
 
@@ -205,7 +238,7 @@ def check_machine(
         EnvironmentProblem: there is no GPU, or the plugin library's variable names no file.
         ArtefactError: the engine was built for something else.
     """
-    plugin = find_plugin() if metadata.plugin_sha256 else None
+    plugin = find_plugin(interface(trt)) if metadata.plugin_sha256 else None
     check(engine, metadata, this_machine(trt, cuda, device), plugin)
     return plugin
 

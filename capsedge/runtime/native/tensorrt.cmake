@@ -1,12 +1,23 @@
-# TensorRT's and CUDA's headers, where they are: for engines in libcapsedge, and for the plugin library (cuda.cmake).
-# Neither library is linked to TensorRT.
-set(CAPSEDGE_TENSORRT_INCLUDE "" CACHE PATH "Folder with NvInferRuntime.h, where it is not in a usual place")
+# TensorRT's and CUDA's headers, where they are: for engines in libcapsedge, and for the plugin libraries
+# (plugins.cmake). None of these is linked to TensorRT.
+set(CAPSEDGE_TENSORRT_INCLUDE "" CACHE STRING
+  "Folders with NvInferRuntime.h, where it is not in a usual place: one for each major version")
 find_path(CAPSEDGE_NVINFER NvInferRuntime.h HINTS ${CAPSEDGE_TENSORRT_INCLUDE} PATH_SUFFIXES
   ${CMAKE_SYSTEM_PROCESSOR}-linux-gnu)
+
+# The major version of TensorRT's headers in a folder; empty if it has none.
+function(capsedge_tensorrt_major folder result)
+  set(major "")
+  if(EXISTS "${folder}/NvInferVersion.h")
+    file(STRINGS ${folder}/NvInferVersion.h major REGEX "define (NV_TENSORRT_MAJOR|TRT_MAJOR_ENTERPRISE) +[0-9]")
+    string(REGEX MATCH "[0-9]+" major "${major}")
+  endif()
+  set(${result} "${major}" PARENT_SCOPE)
+endfunction()
+
 # Older headers, as of JetPack 5, must not break an installation that does not ask for engines.
 if(EXISTS "${CAPSEDGE_NVINFER}/NvInferVersion.h")
-  file(STRINGS ${CAPSEDGE_NVINFER}/NvInferVersion.h major REGEX "define (NV_TENSORRT_MAJOR|TRT_MAJOR_ENTERPRISE) +[0-9]")
-  string(REGEX MATCH "[0-9]+" major "${major}")
+  capsedge_tensorrt_major("${CAPSEDGE_NVINFER}" major)
   if(major LESS 10)
     message(STATUS "capsedge: TensorRT ${major} in ${CAPSEDGE_NVINFER} is too old; wanted: 10.3 or newer")
     set(CAPSEDGE_NVINFER CAPSEDGE_NVINFER-NOTFOUND)

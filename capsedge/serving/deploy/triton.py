@@ -378,7 +378,7 @@ def _add_engine(
     if fused:
         note(
             f"{engine.name} has fused routing: start the server with "
-            "LD_PRELOAD=libcapsedge_tensorrt_static.so"
+            f"LD_PRELOAD=libcapsedge_tensorrt{built.machine.tensorrt.split('.')[0]}_static.so"
         )
     ops = "fused" if fused else "portable"
     most = config["max_batch_size"]

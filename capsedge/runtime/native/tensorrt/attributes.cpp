@@ -58,7 +58,7 @@ static std::string check(OperatorId op, const Values& values) {
     if (known[k].is_list() && known[k].is_integer() && values.integers[k].size() != known[k].integers.size())
       return "attribute '" + name + "': wanted " + std::to_string(known[k].integers.size()) + " numbers";
     if (is_of_the_gpu(known[k]) && values.integers[k][0] == CAPSEDGE_CUDA_OLD_DRIVER)
-      return "the driver is too old for the CUDA that this plugin library was compiled with: compile it with the driver's";
+      return "the driver is too old for the CUDA runtime that was found: install a newer driver, or name another runtime in CAPSEDGE_CUDART";
     if (is_of_the_gpu(known[k]) && values.integers[k][0] < 0) return "attribute 'multiprocessors' is negative";
     const auto above_zero = [](auto value) { return value > 0; };
     if (known[k].positive &&

@@ -6,6 +6,8 @@
 #include <string_view>
 #include <utility>
 
+#include "kernels_file.h"
+
 namespace capsedge {
 namespace tensorrt {
 
@@ -62,7 +64,16 @@ const PluginFieldCollection* Plugin::getFieldsToSerialize() noexcept {
   written_workspace_ = *workspace_;
   return &collection_;
 }
-IPluginV3* Plugin::attachToContext(IPluginResourceContext*) noexcept { return clone(); }
+// Before the first enqueue, which a CUDA graph may capture.
+IPluginV3* Plugin::attachToContext(IPluginResourceContext*) noexcept {
+  try {
+    const std::string why = load_kernels();
+    if (why.empty()) return clone();
+    refuse(why);
+  } catch (...) {
+  }
+  return nullptr;
+}
 
 std::string Plugin::check_count(int32_t inputs) const {
   const OperatorSpec& spec = spec_of(op_);
@@ -254,7 +265,8 @@ int32_t Plugin::enqueue(const PluginTensorDesc* in_desc, const PluginTensorDesc*
     Dims dims[kMostInputs];
     for (int32_t k = 0; k < inputs; ++k) dims[k] = in_desc[k].dims;
     CudaCall call;
-    std::string why = prepare(dims, inputs, in_desc[0].type, call);
+    std::string why = load_kernels();
+    if (why.empty()) why = prepare(dims, inputs, in_desc[0].type, call);
     // TensorRT does not report how much it provides; it is what was requested. Older engines do not record the request.
     int64_t bytes = *workspace_;
     if (why.empty() && bytes == kNotAsked) why = node_.workspace(call, bytes);

@@ -78,10 +78,11 @@ typedef struct capsedge_cuda_routing {
 
 /* Loads the kernels from a fat binary (`make cuda`), once per process for all its GPUs; the same file again is no error,
  * another one is. Uses the CUDA runtime that the process has, or else finds one: a file that CAPSEDGE_CUDART names, or
- * libcudart.so.13 or .12, of CUDA 12.8 or newer. Returns 0, or 1 with a sentence in `error`: no CUDA runtime, no GPU, a
- * driver that is too old, a file that is missing, damaged or without code for the current GPU. Code for a GPU that is
- * newer than the file is compiled by the driver, at the first use. Call it before the functions that queue work. Does
- * nothing in a library that contains the kernels: the TensorRT plugins'. */
+ * libcudart.so.13 or .12, with the driver's help before CUDA 12.8. A driver of CUDA 12 takes the machine code for its GPU
+ * that lies beside the file (kernels.cuda12.sm87.cubin), if there is any. Returns 0, or 1 with a sentence in `error`: no
+ * CUDA runtime, no GPU, a driver that is too old, a file that is missing, damaged or without code for the current GPU.
+ * Code for a GPU that is newer than the file is compiled by the driver, at the first use. Call it before the functions
+ * that queue work. */
 CAPSEDGE_CUDA_EXPORT int capsedge_cuda_load(const char* path, char* error, size_t error_size);
 
 /* Multiprocessors of the current GPU. Some power modes of a Jetson, or partitions of a GPU, have fewer. 0: there is no

@@ -1,36 +1,14 @@
 #include "cudart.h"
 
-#ifdef CAPSEDGE_CUDA_LINKED
-
-namespace capsedge {
-namespace cuda {
-namespace cudart {
-
-extern "C" {
-#define CAPSEDGE_DECLARE(name, result, parameters) result cuda##name parameters;
-CAPSEDGE_CUDART(CAPSEDGE_DECLARE)
-}
-
-}  // namespace cudart
-
-const cudart::Functions* find_cudart(bool) {
-#define CAPSEDGE_ADDRESS(name, result, parameters) cudart::cuda##name,
-  static const cudart::Functions functions{CAPSEDGE_CUDART(CAPSEDGE_ADDRESS) nullptr, nullptr, nullptr};
-  return &functions;
-}
-
-std::string why_no_cudart() { return {}; }
-
-}  // namespace cuda
-}  // namespace capsedge
-
-#elif !defined(CAPSEDGE_EMULATE)
+#ifndef CAPSEDGE_EMULATE
 
 #include <dlfcn.h>
 
 #include <atomic>
 #include <cstdlib>
 #include <mutex>
+
+#include "driver.h"
 
 namespace capsedge {
 namespace cuda {
@@ -61,16 +39,20 @@ std::string version_of(int number) {
   return std::to_string(number / 1000) + "." + std::to_string(number % 1000 / 10);
 }
 
-// Whether it has all functions, and the driver runs its CUDA version. `why` gets the reason if not.
-bool usable(const Functions& f, const std::string& name) {
+// Whether it has all functions, its own or the driver's, and the driver runs its CUDA version. `why` gets the reason if
+// not.
+bool usable(Functions f, const std::string& name) {
   int runtime = 0, driver = 0;
   if (!f.RuntimeGetVersion || f.RuntimeGetVersion(&runtime) != cudart::kSuccess) return false;
-  bool complete = true;
+  bool complete = true, own = true;
 #define CAPSEDGE_COMPLETE(name, result, parameters) complete = complete && f.name;
   CAPSEDGE_CUDART(CAPSEDGE_COMPLETE)
-  CAPSEDGE_CUDART_LIBRARY(CAPSEDGE_COMPLETE)
+#define CAPSEDGE_OWN(name, result, parameters) own = own && f.name;
+  CAPSEDGE_CUDART_LIBRARY(CAPSEDGE_OWN)
+  if (complete && !own) complete = take_from_driver(f);
   if (!complete) {
-    why += (why.empty() ? "" : "; ") + name + " is CUDA " + version_of(runtime) + ", and 12.8 or newer is needed";
+    why += (why.empty() ? "" : "; ") + name + " is CUDA " + version_of(runtime) +
+           ", and 12.8 or newer is needed, or a driver for CUDA 12";
     return false;
   }
   const bool runs = f.DriverGetVersion(&driver) != cudart::kSuccess || !driver || runtime / 1000 <= driver / 1000;

@@ -1,6 +1,6 @@
 // The part of the CUDA runtime's C interface that launches kernels, written down here so that host code needs no header
 // of CUDA and one build serves every version. The interface of CUDA 12.8, which is the first with cudaLibrary*; 13 has
-// the same. tests/native/cudart_abi.cpp compares all of this with the official headers where they are.
+// the same. With an older runtime, the driver's functions do what it lacks. tests/native/cudart_abi.cpp compares all of this with the official headers where they are.
 #pragma once
 
 #include <cstddef>
@@ -56,6 +56,22 @@ static_assert(sizeof(Attribute) == 72 && sizeof(Configuration) == 56 && offsetof
                            int* library_options, void** library_values, unsigned library_count))               \
   F(LibraryGetKernel, int, (void** kernel, void* library, const char* name))                                   \
   F(LibraryUnload, int, (void* library))
+
+// What the driver has for a runtime without these, since CUDA 12.0: name after "cu", result, parameters.
+constexpr int kPtxVersion = 5;  // of a kernel's attributes
+struct DriverConfiguration {
+  Size grid, block;
+  unsigned shared_bytes;
+  void* stream;
+  Attribute* attributes;
+  unsigned attribute_count;
+};
+static_assert(sizeof(DriverConfiguration) == 56 && offsetof(DriverConfiguration, stream) == 32, "of a 64-bit system");
+#define CAPSEDGE_CUDA_DRIVER(F)                                                                                \
+  F(Init, int, (unsigned flags))                                                                               \
+  F(DeviceGet, int, (int* device, int number))                                                                 \
+  F(KernelGetAttribute, int, (int* value, int attribute, void* kernel, int device))                            \
+  F(LaunchKernelEx, int, (const DriverConfiguration* configuration, void* kernel, void** arguments, void** extra))
 
 struct Functions {
 #define CAPSEDGE_MEMBER(name, result, parameters) result(*name) parameters = nullptr;

@@ -1,15 +1,9 @@
 #include "device_code.h"
 
-#if defined(CAPSEDGE_CUDA_LINKED) || defined(CAPSEDGE_EMULATE)
-
-#include "table.h"
+#ifdef CAPSEDGE_EMULATE
 
 namespace capsedge {
 namespace cuda {
-
-#ifndef CAPSEDGE_EMULATE
-const void* code_of(Kernel kernel) { return kernel_table[static_cast<int>(kernel)]; }
-#endif
 
 std::string load_code(const char*) { return {}; }
 
@@ -53,6 +47,18 @@ struct FatBinaryHeader {
   uint64_t bytes;  // behind the header
 };
 constexpr uint32_t kMagic = 0xba55ed50u;
+// The machine code for one kind of GPU, as NVRTC writes it.
+struct ElfHeader {
+  unsigned char magic[16];
+  uint16_t type, machine;
+  uint32_t version;
+  uint64_t entry, segments, sections;
+  uint32_t flags;
+  uint16_t bytes, segment_bytes, segment_count, section_bytes, section_count, names;
+};
+static_assert(sizeof(ElfHeader) == 64, "as in a file");
+constexpr uint16_t kCudaMachine = 190;
+constexpr int kFatBinaryDriver = 13000;  // drivers before CUDA 13 do not know the machine code of its compiler
 
 // The same for every way to name a file.
 std::string absolute(const char* path) {
@@ -67,6 +73,18 @@ std::string read_file(const std::string& path, std::vector<char>& code) {
   if (!S_ISREG(status.st_mode)) return path + " is not a file";
   code.resize(static_cast<size_t>(status.st_size));
   if (std::fread(code.data(), 1, code.size(), file.get()) != code.size()) return path + " cannot be read to its end";
+  return {};
+}
+
+std::string check_machine_code(const std::string& path, const std::vector<char>& code) {
+  ElfHeader header{};
+  std::memcpy(&header, code.data(), std::min(code.size(), sizeof header));
+  if (code.size() < sizeof header || std::memcmp(header.magic, "\177ELF\2\1", 6) || header.machine != kCudaMachine)
+    return path + " is not machine code of CUDA";
+  const uint64_t end = std::max(header.sections + header.section_bytes * uint64_t{header.section_count},
+                                header.segments + header.segment_bytes * uint64_t{header.segment_count});
+  if (end > code.size())
+    return path + " is damaged: it has " + std::to_string(code.size()) + " bytes of " + std::to_string(end);
   return {};
 }
 
@@ -86,11 +104,21 @@ std::string words(const Functions& cuda, int code) {
   return cuda.GetErrorString(code);
 }
 
-std::string capability_of(const Functions& cuda, int device) {
+std::string capability_of(const Functions& cuda, int device, const char* between = ".") {
   int major = 0, minor = 0;
   cuda.DeviceGetAttribute(&major, cudart::kCapabilityMajor, device);
   cuda.DeviceGetAttribute(&minor, cudart::kCapabilityMinor, device);
-  return std::to_string(major) + "." + std::to_string(minor);
+  return std::to_string(major) + between + std::to_string(minor);
+}
+
+// For a driver of CUDA 12: the machine code for this GPU beside the fat binary, kernels.cuda12.sm87.cubin; empty if
+// there is none, or the driver is newer.
+std::string file_for_cuda_12(const Functions& cuda, int device, const std::string& path) {
+  int driver = 0;
+  if (cuda.DriverGetVersion(&driver) != cudart::kSuccess || driver <= 0 || driver >= kFatBinaryDriver) return {};
+  const std::string file = path.substr(0, path.rfind('.')) + ".cuda12.sm" + capability_of(cuda, device, "") + ".cubin";
+  struct stat status {};
+  return stat(file.c_str(), &status) == 0 ? file : "";
 }
 
 std::string check_device(const Functions& cuda, int& device) {
@@ -124,12 +152,13 @@ std::string find_kernels(const Functions& cuda, void* library) {
   return {};
 }
 
-std::string load(const Functions& cuda, const std::string& path) {
+std::string load(const Functions& cuda, const std::string& named) {
   int device = 0;
   if (std::string why = check_device(cuda, device); !why.empty()) return why;
+  const std::string other = file_for_cuda_12(cuda, device, named), &path = other.empty() ? named : other;
   std::vector<char> code;
   if (std::string why = read_file(path, code); !why.empty()) return why;
-  if (std::string why = check_file(path, code); !why.empty()) return why;
+  if (std::string why = other.empty() ? check_file(path, code) : check_machine_code(path, code); !why.empty()) return why;
   void* library = nullptr;
   if (const int status = cuda.LibraryLoadData(&library, code.data(), nullptr, nullptr, 0, nullptr, nullptr, 0)) {
     const char* const old = status == cudart::kUnsupportedPtx ? ", because the driver is too old" : "";

@@ -1,4 +1,4 @@
-// What a launch takes for a kernel: from the fat binary that this process has loaded, or from this library itself.
+// What a launch takes for a kernel: from the file that this process has loaded.
 #pragma once
 
 #include <string>
@@ -11,7 +11,8 @@ namespace cuda {
 // Null until a file is loaded.
 const void* code_of(Kernel kernel);
 
-// Loads the fat binary, once per process. Returns an empty string, or what is wrong.
+// Loads the fat binary, or what is beside it for a driver of CUDA 12, once per process. Returns an empty string, or what
+// is wrong.
 std::string load_code(const char* path);
 
 }  // namespace cuda

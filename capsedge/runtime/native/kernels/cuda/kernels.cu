@@ -1,7 +1,9 @@
-// The kernels of the operators. `nvcc -fatbin` makes the file that device_code.cpp loads; compiled like other CUDA, or
-// for the emulation, the object has a table of them instead.
+// The kernels of the operators. nvcc and NVRTC make the files that device_code.cpp loads; compiled for the emulation, the
+// object has a table of them instead.
 #include "kernels.h"
+#ifdef CAPSEDGE_EMULATE
 #include "table.h"
+#endif
 
 #include "finish.h"
 #include "generic.h"
@@ -149,9 +151,6 @@ CAPSEDGE_KERNELS(CAPSEDGE_DEFINE)
 #ifdef CAPSEDGE_EMULATE
 #define CAPSEDGE_ENTRY(name, parameters, bounds, call) emulated<name>,
 const EmulatedKernel kernel_table[] = {CAPSEDGE_KERNELS(CAPSEDGE_ENTRY)};
-#else
-#define CAPSEDGE_ENTRY(name, parameters, bounds, call) reinterpret_cast<const void*>(name),
-const void* const kernel_table[] = {CAPSEDGE_KERNELS(CAPSEDGE_ENTRY)};
 #endif
 
 }  // namespace cuda

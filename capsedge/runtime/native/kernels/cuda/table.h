@@ -1,16 +1,13 @@
-// The kernels that are part of this library, by their numbers: what CUDA takes for them, or what the emulation calls.
+// The kernels of the emulation, which calls them by their numbers.
 #pragma once
 
-#ifdef CAPSEDGE_EMULATE
 #include <cstddef>
 #include <cstring>
 #include <utility>
-#endif
 
 namespace capsedge {
 namespace cuda {
 
-#ifdef CAPSEDGE_EMULATE
 using EmulatedKernel = void (*)(void** arguments);
 extern const EmulatedKernel kernel_table[];
 
@@ -32,9 +29,6 @@ template <auto kernel>
 void emulated(void** arguments) {
   call_emulated(kernel, arguments);
 }
-#else
-extern const void* const kernel_table[];
-#endif
 
 }  // namespace cuda
 }  // namespace capsedge

@@ -29,7 +29,14 @@ constexpr char kRtxFile[] = "libtensorrt_rtx.so.1";
 constexpr char kRtxInstall[] =
     "Install TensorRT-RTX (`pip install 'capsedge[rtx]'`), and name its library or its folder in CAPSEDGE_TENSORRT_RTX or "
     "in capsedge_open_options.tensorrt.";
-constexpr char kPluginVariable[] = "CAPSEDGE_TENSORRT_PLUGIN", kPluginFile[] = "libcapsedge_tensorrt.so";
+constexpr char kPluginVariable[] = "CAPSEDGE_TENSORRT_PLUGIN";
+// By the interface that this library is compiled with, which is that of the TensorRT that it opens.
+constexpr char kPluginFile[] = "libcapsedge_tensorrt" CAPSEDGE_TEXT(NV_TENSORRT_MAJOR) ".so";
+#if defined(__x86_64__)
+constexpr char kPluginFolder[] = "/../../../../capsedge_cuda/x86_64/";
+#else
+constexpr char kPluginFolder[] = "/../../../../capsedge_cuda/aarch64/";
+#endif
 constexpr size_t kLongestWords = 300;
 
 LibraryPlaces places_of(bool portable) {
@@ -134,8 +141,8 @@ std::string find_plugin() {
                     "Correct the variable, or unset it.");
     return named;
   }
-  // Beside this library, or in the folder above, where the Python package has it.
-  for (const char* folder : {"/", "/../"})
+  // Beside this library, or in the Python package capsedge-cuda.
+  for (const char* folder : {"/", kPluginFolder})
     if (const std::string path = own_folder() + folder + kPluginFile; is_file(path)) return path;
   return "";
 }
@@ -149,7 +156,7 @@ void load_plugin(nvinfer1::IPluginRegistry& registry, const std::string& library
   logger.clear();
   if (!known)
     throw Failure(CAPSEDGE_ARTEFACT, "TensorRT rejects the plugin library " + library + ".", why,
-                  "Compile it for this TensorRT and CUDA (docs/how-to/tensorrt.md), or build without it: `--plugin native`.");
+                  "Install capsedge-cuda of this version, which has one for each TensorRT, or build without it: `--plugin native`.");
 }
 
 }  // namespace capsedge::libcapsedge

@@ -24,21 +24,6 @@ struct Finder : ILoggerFinder {
   ILogger* findLogger() override { return &logger; }
 } finder;
 
-struct Registry : IPluginRegistry {
-  std::vector<std::string> names;
-  bool registerCreator(IPluginCreatorInterface& creator, const char* space) noexcept override {
-    auto& one = static_cast<IPluginCreatorV3One&>(creator);
-    names.push_back(std::string(space) + "::" + one.getPluginName() + "/" + one.getPluginVersion());
-    return true;
-  }
-  PluginLibraryHandle loadLibrary(const char*) noexcept override { return nullptr; }
-  IPluginCreatorInterface* getCreator(const char*, const char*, const char*) noexcept override { return nullptr; }
-};
-Registry& registry() {
-  static Registry made;
-  return made;
-}
-
 struct Number : IDimensionExpr {
   explicit Number(int64_t v) : value(v) {}
   bool isConstant() const noexcept override { return true; }
@@ -96,8 +81,6 @@ PluginTensorDesc describe(const int64_t* dims, int32_t rank, int32_t type, int32
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
-extern "C" IPluginRegistry* getPluginRegistry() noexcept { return &registry(); }
-
 struct mock_field {
   const char* name;
   int32_t type;  // PluginFieldType
@@ -120,13 +103,6 @@ static std::vector<PluginTensorDesc> unpack(const mock_tensors& t) {
 }
 
 EXPORT const char* mock_error() { return logger.last.c_str(); }
-
-EXPORT const char* mock_registered() {
-  static std::string text;
-  text.clear();
-  for (const std::string& name : registry().names) text += name + " ";
-  return text.c_str();
-}
 
 EXPORT const char* mock_field_names(const char* name) {
   static std::string text;
