@@ -153,8 +153,9 @@ def test_the_two_lines_for_a_gpu(made: dict[str, Path], tmp_path: Path) -> None:
 
 # The libraries of packages in a process that has asked for a GPU.
 _LOADED = """
+import onnxruntime
 from capsedge.runtime.backends.onnxruntime_session import preload_cuda
-preload_cuda()
+preload_cuda(onnxruntime)
 print(*(line for line in open("/proc/self/maps") if "/nvidia/" in line))
 """
 

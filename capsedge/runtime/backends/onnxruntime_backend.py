@@ -233,7 +233,7 @@ class OnnxRuntimeBackend:
         stated = read_inputs_property(summary.metadata)
         kind = _kind(gpu, options.graphs)
         if gpu is not None:
-            onnxruntime_session.preload_cuda()
+            onnxruntime_session.preload_cuda(import_onnxruntime())
 
         def opened(ops: str) -> OnnxRuntimeBackend:
             settings, others = with_operators(bare, path, data, summary, ops)

@@ -142,11 +142,9 @@ def check_gpu(number: int) -> None:
 
 
 @lru_cache(maxsize=1)
-def preload_cuda() -> None:
+def preload_cuda(ort: Any) -> None:
     """Load CUDA and cuDNN of the packages that pip installs, where the provider does not look for them."""
-    import onnxruntime
-
-    preload = getattr(onnxruntime, "preload_dlls", None)  # since 1.21
+    preload = getattr(ort, "preload_dlls", None)  # since 1.21
     if preload is not None:
         with redirect_stdout(
             StringIO()
