@@ -40,7 +40,7 @@ from capsedge.verification.artefact_kind import is_folder
 from capsedge.verification.certificate import Certificate, Link
 from capsedge.verification.comparison import OutputComparison
 from capsedge.verification.compiled_c import CompiledC, open_folder
-from capsedge.verification.documents import LinkFacts, SamplesDocument
+from capsedge.verification.documents import ComparisonDocument, LinkFacts, SamplesDocument
 from capsedge.verification.reference import (
     Arrays,
     Reference,
@@ -182,7 +182,27 @@ def certify(
         *_warnings(session, on_samples.decisions, samples.source),
         *source.unchecked,
     ]
-    compared = on_samples.to_dict(samples.names)
+    return Certificate(
+        chain=(link, *_source_links(session), _artefact_link(session), *_c_link(session)),
+        samples=_sample_facts(samples, on_samples.to_dict(samples.names), warnings),
+        hard_cases={
+            "names": list(hard.names),
+            "noise_factor": NOISE_FACTOR,
+            **on_hard.to_dict(hard.names),
+        },
+        limits=limits.to_dict(),
+        failures=tuple(failures),
+        routing_errors=routing_errors,
+        versions=software(),
+        machine=machine(),
+        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    )
+
+
+def _sample_facts(
+    samples: ImageSet, compared: ComparisonDocument, warnings: list[str]
+) -> SamplesDocument:
+    """The samples of a comparison, and its results."""
     described: SamplesDocument = {
         "source": Path(samples.source).name,
         "split": samples.split,
@@ -198,21 +218,7 @@ def certify(
         described["ignored"] = samples.ignored
     if warnings:
         described["warnings"] = warnings
-    return Certificate(
-        chain=(link, *_source_links(session), _artefact_link(session), *_c_link(session)),
-        samples=described,
-        hard_cases={
-            "names": list(hard.names),
-            "noise_factor": NOISE_FACTOR,
-            **on_hard.to_dict(hard.names),
-        },
-        limits=limits.to_dict(),
-        failures=tuple(failures),
-        routing_errors=routing_errors,
-        versions=software(),
-        machine=machine(),
-        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-    )
+    return described
 
 
 def _check_file(session: Session) -> None:
@@ -240,20 +246,6 @@ def _source(reference: ReferenceRun, session: Session) -> tuple[Link, Reference]
     if isinstance(reference, UserModule):
         source.own = reference.ordered(inputs)
     return link, source
-
-
-def _described(samples: ImageSet, warnings: list[str]) -> dict[str, Any]:
-    """Which samples were compared, for the certificate."""
-    name = Path(samples.source).name
-    return {
-        "source": name,
-        "split": samples.split,
-        "measured_on": replace(samples, source=name).described,
-        "images": len(samples),
-        "sha256": samples.digest(),
-        **({"ignored": samples.ignored} if samples.ignored else {}),
-        **({"warnings": warnings} if warnings else {}),
-    }
 
 
 def _opened(artefact: Session | Path | str, options: VerifyOptions) -> Session:

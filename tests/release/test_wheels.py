@@ -123,9 +123,7 @@ def test_the_wheel_without_libraries_gives_the_same_label(
 
 
 def test_the_two_lines_for_a_gpu(made: dict[str, Path], tmp_path: Path) -> None:
-    """Without a GPU, all that README's lines install is found, and the driver is what is missing."""
-    if load_cuda_devices():
-        pytest.skip("this machine has a GPU")
+    """All that README's lines install is found; without a GPU, the driver is what is missing."""
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "env"], check=True)
     programs = tmp_path / "env" / "bin"
     pip = [programs / "python", "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
@@ -136,8 +134,11 @@ def test_the_two_lines_for_a_gpu(made: dict[str, Path], tmp_path: Path) -> None:
         [programs / "capsedge", "infer", "--device", "cuda", SAMPLE], cwd=tmp_path, env=environment,
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert said.returncode == 3, said.stderr
-    assert "There is no NVIDIA GPU that CUDA can use on this machine." in said.stderr
+    if load_cuda_devices():
+        assert said.returncode == 0, said.stderr
+    else:
+        assert said.returncode == 3, said.stderr
+        assert "There is no NVIDIA GPU that CUDA can use on this machine." in said.stderr
     found = subprocess.run(
         [programs / "python", "-c", _LOADED], cwd=tmp_path, env=environment, capture_output=True,
         text=True, check=True,

@@ -164,7 +164,7 @@ _Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _LaunchPlan:
     """What all calls with the same shapes and attributes share.
 
     Attributes:
@@ -258,19 +258,19 @@ def _plan(
     dtype: torch.dtype,
     device: torch.device,  # which the scratch memory depends on
     attributes: tuple[Any, ...],
-) -> _Plan:
+) -> _LaunchPlan:
     spec = OPERATORS[name]
     library, why = _library()
     if library is None:
-        return _Plan(why=why)
+        return _LaunchPlan(why=why)
     given = dict(zip(spec.attribute_names, attributes, strict=True))
     node = cuda_node(library, name, given, [(shape, _TYPES[dtype]) for shape in shapes])
     scratch, why = node.scratch()
     if scratch < 0:
-        return _Plan(why=why)
+        return _LaunchPlan(why=why)
     absent = [None] * (len(spec.inputs) - len(shapes))
     tensors = [torch.empty(shape, dtype=dtype, device="meta") for shape in shapes]
-    return _Plan(node, scratch, _listed(fake(*tensors, *absent, *attributes)))
+    return _LaunchPlan(node, scratch, _listed(fake(*tensors, *absent, *attributes)))
 
 
 @lru_cache(maxsize=1)

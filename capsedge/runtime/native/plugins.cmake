@@ -24,7 +24,7 @@ endif()
 set(majors "")
 foreach(folder ${folders})
   capsedge_tensorrt_major("${folder}" major)
-  if(major LESS 10)  # an empty version, too
+  if(NOT major OR major LESS 10)  # without a version, a stand-in of the tests
     continue()
   endif()
   if(major IN_LIST majors)
@@ -41,7 +41,7 @@ endif()
 add_custom_target(capsedge_tensorrt)
 foreach(folder ${folders})
   capsedge_tensorrt_major("${folder}" major)
-  if(major LESS 10)
+  if(NOT major OR major LESS 10)
     continue()
   endif()
   # Not linked to libnvinfer: TensorRT's loadLibrary finds getCreators and setLoggerFinder.

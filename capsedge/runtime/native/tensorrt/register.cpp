@@ -11,10 +11,10 @@ namespace {
 
 #define CAPSEDGE_TEXT_(x) #x
 #define CAPSEDGE_TEXT(x) CAPSEDGE_TEXT_(x)
-constexpr char kTensorRt[] = "libnvinfer.so." CAPSEDGE_TEXT(NV_TENSORRT_MAJOR);
+constexpr char kTensorRtFile[] = "libnvinfer.so." CAPSEDGE_TEXT(NV_TENSORRT_MAJOR);
 
 void* find_registry() {
-  void* const library = dlopen(kTensorRt, RTLD_NOW | RTLD_GLOBAL);
+  void* const library = dlopen(kTensorRtFile, RTLD_NOW | RTLD_GLOBAL);
   return library ? dlsym(library, "getPluginRegistry") : nullptr;
 }
 
@@ -22,7 +22,7 @@ struct Registration {
   Registration() {
     const auto registry = reinterpret_cast<decltype(&getPluginRegistry)>(find_registry());
     if (!registry) {
-      std::fprintf(stderr, "capsedge: no plugins are registered, because %s was not found\n", kTensorRt);
+      std::fprintf(stderr, "capsedge: no plugins are registered, because %s was not found\n", kTensorRtFile);
       return;
     }
     for (nvinfer1::IPluginCreatorInterface* creator : capsedge::tensorrt::creators())

@@ -26,7 +26,7 @@ namespace {
 using namespace fields;
 using wire::each, wire::each_message, wire::text_of;
 
-constexpr int kCuda = 13;  // of the kernels' code: the driver has to support it
+constexpr int kDriverCuda = 13;  // of the kernels' code: the driver has to support it
 constexpr char kVariable[] = "CAPSEDGE_CUDA_KERNELS";
 constexpr char kFile[] = "kernels.fatbin";
 constexpr char kPackage[] = "/../../../../capsedge_cuda";  // from the Python package's lib folder
@@ -277,9 +277,9 @@ std::optional<Missing> missing_part(const std::string& named, std::string& kerne
   if (kernels.empty())
     return Missing{"The CUDA kernels of capsedge are not installed.", "They come in a file of their own, kernels.fatbin.", kGet};
   const std::string driver = newest_cuda_of_driver();
-  if (!driver.empty() && std::atoi(driver.c_str()) < kCuda)
+  if (!driver.empty() && std::atoi(driver.c_str()) < kDriverCuda)
     return Missing{"The driver of the GPU is too old for the CUDA kernels of capsedge.",
-                   "It supports CUDA " + driver + ", and they need CUDA " + std::to_string(kCuda) + ".",
+                   "It supports CUDA " + driver + ", and they need CUDA " + std::to_string(kDriverCuda) + ".",
                    "Install NVIDIA driver 580 or later."};
   return std::nullopt;
 }

@@ -24,7 +24,7 @@ namespace {
 
 using namespace capsedge::ort;
 
-constexpr char kCuda[] = "CUDAExecutionProvider";
+constexpr char kCudaProvider[] = "CUDAExecutionProvider";
 constexpr int kFatal = 4;  // its messages are returned in statuses, not printed on standard error
 // Its messages: for a weight shared by two nodes, for a library that its provider lacks, for a node that it lacks; and ours.
 constexpr char kShared[] = "Attempt to replace the existing tensor";
@@ -59,7 +59,7 @@ void set(const OrtApi* api, OrtSessionOptions* options, const char* key, const s
 }
 
 [[noreturn]] void cannot_start_cuda(const std::string& message) {
-  throw Failure(CAPSEDGE_ENVIRONMENT, std::string(kCuda) + " did not start.", first_line(message),
+  throw Failure(CAPSEDGE_ENVIRONMENT, std::string(kCudaProvider) + " did not start.", first_line(message),
                 "Put the libraries of CUDA and cuDNN that ONNX Runtime was built for where the system's loader finds them "
                 "(LD_LIBRARY_PATH), and install a driver that supports them: docs/how-to/libcapsedge.md lists both.");
 }
@@ -134,7 +134,7 @@ Owned<OrtSessionOptions> session_options(const OnnxRuntime& runtime, const OpenO
     cannot_load_kernels(first_line(message.substr(at + sizeof kRefusedKernels - 1)));
   if (const size_t at = message.find(kNoLibrary); on_gpu && at != std::string::npos) cannot_start_cuda(message.substr(at));
   if (holds(message, kFellBack))
-    throw Failure(CAPSEDGE_UNSUPPORTED, name + " does not run entirely on " + kCuda + ".",
+    throw Failure(CAPSEDGE_UNSUPPORTED, name + " does not run entirely on " + kCudaProvider + ".",
                   "Some of its operators would run on the CPU, with copies in between, but the requested device is binding.",
                   "Use an FP32 or FP16 file, run this one on the CPU, or build a TensorRT engine.");
   if (on_gpu && is_short_of_memory(message)) fail_without_memory(name + " does not fit the GPU.", message);
@@ -204,8 +204,8 @@ void fail_without_memory(const std::string& what, const std::string& message) {
 
 void check_gpu(const OnnxRuntime& runtime, int32_t gpu) {
   const std::vector<std::string> providers = providers_of(runtime.api);
-  if (std::find(providers.begin(), providers.end(), kCuda) == providers.end())
-    throw Failure(CAPSEDGE_ENVIRONMENT, "ONNX Runtime " + runtime.version + " has no " + kCuda + ".",
+  if (std::find(providers.begin(), providers.end(), kCudaProvider) == providers.end())
+    throw Failure(CAPSEDGE_ENVIRONMENT, "ONNX Runtime " + runtime.version + " has no " + kCudaProvider + ".",
                   runtime.path + " has " + joined(providers) + ".",
                   "Use the library of the package onnxruntime-gpu or of ONNX Runtime's release for GPUs, and name it in "
                   "CAPSEDGE_ONNXRUNTIME or in capsedge_open_options.onnxruntime; or open the model on the CPU.");
