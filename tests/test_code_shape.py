@@ -27,14 +27,12 @@ _TEXT = re.compile(r'"""[\s\S]*?"""')
 SHARED = {
     "Arrays": 2,  # of a file, of a row of a table
     "Children": 2,  # of a window, of a dense layer
-    "Format": 2,  # of files, of fields in a pickle
     "Graph": 2,  # of protobuf, of the reader on a device
     "Layer": 2,  # steps of two function bodies
     "Layout": 3,  # of an operator, of a candidate, of a table
     "Malformed": 4,  # JSON, protobuf, and the two in requests
     "Message": 3,  # of protobuf and gRPC
     "Model": 2,  # of KServe's two documents
-    "Predictor": 2,  # of Ray, of a session
     "Refused": 2,  # requests in HTTP and gRPC
     "Search": 2,  # for two kinds of routing
     "Serving": 2,  # a model that is served, what Triton is told
