@@ -27,6 +27,13 @@ QUICK = (
 )
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _optimizer() -> None:
+    """PyTorch imports a compiler, a second's work, when the first optimizer's state is made or read."""
+    reader = READERS["state"]
+    check(reader, next(iter(reader.seeds())))
+
+
 def test_every_reader_has_hostile_inputs() -> None:
     assert HOSTILE.keys() == READERS.keys()
 
