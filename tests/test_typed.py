@@ -56,7 +56,7 @@ TYPES = [
     'type is "str | None"',
     'type is "numpy.ndarray[tuple[Any, ...], numpy.dtype[Any]]"',
     'type is "capsedge.runtime.profiling.profile.ProfileReport"',
-    'Argument 1 to "predict" of "Session" has incompatible type "int"',
+    'Argument 1 to "predict" of "LoadedModel" has incompatible type "int"',
     'List item 0 has incompatible type "int"',
     'Unexpected keyword argument "prepare" for "predict"',
     "capsedge.runtime.session.Session",

@@ -168,7 +168,7 @@ MODEL_OPERATIONS = _limit(
 CONVOLUTION_PRODUCTS = _limit(
     "CONVOLUTION_PRODUCTS",
     65_000,
-    "products of 8-bit numbers that [`QuantizedConv`](operators.md#quantizedconv) sums in 32 bits",
+    "products of 8-bit numbers that [`QuantizedConv`](operators/quantized-conv.md) sums in 32 bits",
 )
 
 # Graphs of ONNX files.

@@ -42,6 +42,18 @@ class _Here(threading.local):
 
 
 _here = _Here()
+# Whether any thread is in a context: what is compiled is compiled anew when a global flag changes, but not
+# always when an attribute of a thread does.
+_anywhere = False
+_inside = 0
+_entering = threading.Lock()
+
+
+def _enter(step: int) -> None:
+    global _anywhere, _inside
+    with _entering:
+        _inside += step
+        _anywhere = _inside > 0
 
 
 @contextmanager
@@ -72,16 +84,18 @@ def fused() -> Iterator[FusedCalls]:
         Counter({'squash': 1, 'dynamic_routing': 1})
     """
     before, _here.calls = _here.calls, FusedCalls()
+    _enter(1)
     try:
         yield _here.calls
     finally:
+        _enter(-1)
         _here.calls = before
 
 
 def applies(args: Sequence[Any]) -> bool:
     """Whether a call of an operator is one for `register_fused`, by where it is made and what it is given."""
     # A file or an exported program has the operators themselves.
-    if _here.calls is None or torch.compiler.is_exporting():
+    if not _anywhere or _here.calls is None or torch.compiler.is_exporting():
         return False
     tensors = [x for x in args if isinstance(x, Tensor)]
     needs_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
