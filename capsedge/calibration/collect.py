@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 from capsedge.calibration.ranges import BINS, Histogram
 from capsedge.datasets import ImageSet
 from capsedge.errors import ArtefactError, UsageError
-from capsedge.graph.proto import copy_of, values_of
+from capsedge.graph.ir import copy_of, values_of
 from capsedge.runtime.backends.backend import Port
 from capsedge.runtime.load import load_bytes
 from capsedge.runtime.progress import Progress, silent

@@ -10,8 +10,7 @@ from onnx import TensorProto, helper
 
 from capsedge.calibration.layer_graph import LayerGraph, replace_graph
 from capsedge.calibration.quantizable_layers import KeptNode, is_sum
-from capsedge.graph.ir import has_inner_graphs
-from capsedge.graph.proto import initializer, opset_of, values_of
+from capsedge.graph.ir import has_inner_graphs, initializer, opset_of, values_of
 from capsedge.spec.operators import DOMAIN
 
 LARGEST = 65504.0

@@ -17,7 +17,7 @@ from capsedge.calibration import quantizable_layers
 from capsedge.calibration.layer_graph import LayerGraph, replace_graph
 from capsedge.calibration.quantizable_layers import QuantizableLayer, weight_input
 from capsedge.calibration.ranges import CalibrationTable
-from capsedge.graph.proto import attributes_of, initializer, replace
+from capsedge.graph.ir import attributes_of, initializer, replace
 from capsedge.spec.operators import DOMAIN, OPERATORS
 
 INT4_OPSET = 21  # the first opset whose Cast takes INT4

@@ -15,7 +15,7 @@ from capsedge.calibration import quantizable_layers
 from capsedge.calibration.layer_graph import LayerGraph, replace_graph
 from capsedge.calibration.quantizable_layers import KeptNode, QuantizableLayer
 from capsedge.calibration.ranges import CalibrationTable
-from capsedge.graph.proto import initializer
+from capsedge.graph.ir import initializer
 
 LEAST_CHANNELS = 16
 

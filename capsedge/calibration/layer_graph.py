@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping
 import onnx
 from onnx import helper
 
-from capsedge.graph.ir import Graph
-from capsedge.graph.proto import copy_of, replace, values_of
+from capsedge.graph.ir import Graph, copy_of, replace, values_of
 from capsedge.spec.operators import DOMAIN, operator_of
 
 

@@ -18,7 +18,7 @@ from capsedge.calibration.int8_cpu import activation_parameters
 from capsedge.calibration.quantizable_layers import title as title_text
 from capsedge.calibration.ranges import CalibrationTable
 from capsedge.datasets import ImageSet
-from capsedge.graph.proto import copy_of, initializer, operator_nodes
+from capsedge.graph.ir import copy_of, initializer, operator_nodes
 from capsedge.runtime.files.text import format_bytes
 from capsedge.runtime.load import load_bytes
 from capsedge.runtime.result_summary import Report, Table, new_figure, save_figure, short

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 
 from capsedge.calibration.layer_graph import LayerGraph
-from capsedge.graph.ir import Graph, inner_graphs
-from capsedge.graph.proto import attributes_of, values_of
+from capsedge.graph.ir import Graph, attributes_of, inner_graphs, values_of
 from capsedge.spec import limits
 from capsedge.spec.operators import DOMAIN, OPERATORS
 

@@ -166,7 +166,10 @@ def _checked(
 ) -> _ExportJob:
     """Check the arguments of `export`, which has the errors."""
     check_module(module)
-    ops, opset, batch = resolve(options.target, options.ops, options.opset, options.batch)
+    ops: str = options.ops
+    opset, batch = options.opset, options.batch
+    if options.target is not None:
+        ops, opset, batch = resolve(options.target, ops, opset, batch)
     check_tolerance(*options.tolerance)
     batch = batch_of(module, batch)
     description = with_typical_images(description) if description else Description()

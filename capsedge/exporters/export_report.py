@@ -173,8 +173,9 @@ class ExportReport(Report):
         for each in self.fusion.fused:
             read = ", ".join(f"{k} {v}" for k, v in each.parameters.items())
             rows.append(("fused", f"{each.operator}: {read}"))
-        for places, reason in by_reason((e.tensor, e.reason) for e in self.fusion.not_fused):
-            rows.append(("left", f"{places}, as standard operators: {reason}"))
+        if left := [(each.tensor, each.reason) for each in self.fusion.not_fused]:
+            for places, reason in by_reason(left):
+                rows.append(("left", f"{places}, as standard operators: {reason}"))
         notes = dict.fromkeys((*self.notes, *(n for f in self.fusion.fused for n in f.notes)))
         return [*rows, *(("note", note) for note in notes)]
 

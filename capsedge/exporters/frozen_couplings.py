@@ -32,7 +32,7 @@ from capsedge.exporters.export_report import ExportReport
 from capsedge.graph.bodies import function_body
 from capsedge.graph.cleanup import remove_dead_nodes
 from capsedge.graph.functions import attach_functions
-from capsedge.graph.proto import (
+from capsedge.graph.ir import (
     attributes_of,
     copy_of,
     detach_functions,

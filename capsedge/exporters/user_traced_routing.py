@@ -22,15 +22,16 @@ from capsedge.graph import Rewrites
 from capsedge.graph.cleanup import remove_unused_tensors
 from capsedge.graph.functions import attach_functions
 from capsedge.graph.fusion import FusionReport
-from capsedge.graph.ir import Graph, reads
-from capsedge.graph.proto import (
+from capsedge.graph.ir import (
+    Graph,
     UnknownShapeError,
     attributes_of,
     copy_of,
     operator_nodes,
+    reads,
     shapes_of,
 )
-from capsedge.graph.proto import replace as replace_fields
+from capsedge.graph.ir import replace as replace_fields
 from capsedge.graph.trace_outputs import without_uniform_passes
 from capsedge.models.ops.registration import RoutingCall
 from capsedge.runtime.routing_trace import TraceLayer

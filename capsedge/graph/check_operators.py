@@ -8,7 +8,7 @@ from typing import Any
 import onnx
 
 from capsedge.graph.bodies import Shape, function_body
-from capsedge.graph.proto import attributes_of
+from capsedge.graph.ir import attributes_of
 from capsedge.spec.operators import OPERATORS, Attribute, operator_of
 
 _KINDS: Mapping[str, type] = {"int": int, "float": float, "ints": int, "floats": float}

@@ -13,7 +13,7 @@ import onnx
 from onnx import helper, inliner, numpy_helper
 
 from capsedge.errors import ArtefactError, UnsupportedModelError
-from capsedge.graph import proto
+from capsedge.graph import ir
 from capsedge.graph.check_operators import operator_problem
 from capsedge.graph.functions import attach_functions
 from capsedge.graph.ir import Graph, inner_graphs, reads
@@ -129,7 +129,7 @@ def _sort_nodes(nodes: Iterable[onnx.NodeProto], given: set[str], name: str) -> 
             own = {v.name for v in graph.input} | {t.name for t in graph.initializer}
             moved |= _sort_nodes(graph.node, known | own, name)
     if moved:
-        proto.replace(field, [_copied(nodes[k]) for k in order])
+        ir.replace(field, [_copied(nodes[k]) for k in order])
     return moved
 
 
@@ -226,11 +226,11 @@ def _with_bodies(model: onnx.ModelProto) -> onnx.ModelProto:
     Without the shape of an input there is no body; onnx and ONNX Runtime then do not know the operator.
     """
     known = {(f.name, f.overload) for f in model.functions if f.domain == DOMAIN}
-    bare = [n for n in proto.operator_nodes(model) if (n.op_type, n.overload) not in known]
+    bare = [n for n in ir.operator_nodes(model) if (n.op_type, n.overload) not in known]
     if not bare:
         return model
-    whole = proto.copy_of(model)
-    proto.detach_functions(whole)
+    whole = ir.copy_of(model)
+    ir.detach_functions(whole)
     stated = {v.name for v in whole.graph.value_info}
     inferred = onnx.shape_inference.infer_shapes(whole).graph.value_info
     whole.graph.value_info.extend(v for v in inferred if v.name not in stated)
@@ -243,9 +243,9 @@ def _with_bodies(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def _check_operators(model: onnx.ModelProto, name: str) -> None:
     """Refuse capsule operators that cannot be computed."""
-    shapes = proto.shapes_of(onnx.shape_inference.infer_shapes(model))
-    for node in proto.operator_nodes(model):
-        problem = operator_problem(node, shapes, proto.opset_of(model))
+    shapes = ir.shapes_of(onnx.shape_inference.infer_shapes(model))
+    for node in ir.operator_nodes(model):
+        problem = operator_problem(node, shapes, ir.opset_of(model))
         if problem:
             _refuse(name, f"The node {_label(node)} cannot be computed: {printable(problem)}.")
 
@@ -285,7 +285,7 @@ def _with_declared_outputs(model: onnx.ModelProto) -> onnx.ModelProto:
         found = {o.name: o for o in inferred.graph.output}
     except onnx.shape_inference.InferenceError:  # the check will name it
         found = {}
-    copy = proto.copy_of(model)
+    copy = ir.copy_of(model)
     for output in copy.graph.output:
         if output.name in bare:
             kind = output.type.tensor_type
@@ -324,7 +324,7 @@ def _check_sizes(model: onnx.ModelProto, name: str, bounds: Bounds, stored: set[
     Args:
         stored: names of the weights.
     """
-    light = proto.copy_of(model)
+    light = ir.copy_of(model)
     for value in light.graph.input:
         dims = value.type.tensor_type.shape.dim
         if value.name not in stored and len(dims) and not dims[0].HasField("dim_value"):
@@ -448,7 +448,7 @@ def _session(model: onnx.ModelProto) -> None:
 def _load(model: onnx.ModelProto, name: str) -> None:
     """Have ONNX Runtime load the file, if it is installed; what it lacks itself is no fault of the file."""
     known = {(f.name, f.overload) for f in model.functions if f.domain == DOMAIN}
-    bare = any((n.op_type, n.overload) not in known for n in proto.operator_nodes(model))
+    bare = any((n.op_type, n.overload) not in known for n in ir.operator_nodes(model))
     if "onnxruntime" not in sys.modules or bare:
         return
     try:

@@ -17,8 +17,7 @@ from onnxscript import optimizer, rewriter
 from onnxscript.rewriter.rules import common as rules
 
 from capsedge.errors import UnsupportedModelError
-from capsedge.graph.ir import Graph
-from capsedge.graph.proto import constants_of, copy_of, replace
+from capsedge.graph.ir import Graph, constants_of, copy_of, replace
 from capsedge.spec.operators import DOMAIN
 
 # --- Constant folding ---

@@ -10,8 +10,8 @@ from onnx import helper, inliner
 from capsedge.graph import Rewrites
 from capsedge.graph.bodies import Shape, function_body
 from capsedge.graph.cleanup import remove_dead_nodes, simplify
-from capsedge.graph.ir import Graph
-from capsedge.graph.proto import (
+from capsedge.graph.ir import (
+    Graph,
     attributes_of,
     detach_functions,
     inferred,

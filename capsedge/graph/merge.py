@@ -14,8 +14,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from capsedge.graph.ir import Graph
-from capsedge.graph.proto import copy_of, initializer, replace
+from capsedge.graph.ir import Graph, copy_of, initializer, replace
 from capsedge.graph.size_nodes import SizeNodes
 from capsedge.spec.operators import DOMAIN, OPERATORS, operator_of
 

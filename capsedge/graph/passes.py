@@ -20,9 +20,8 @@ from capsedge.graph.functions import attach_functions, expand, inline, inline_fu
 from capsedge.graph.fusion import FusionReport
 from capsedge.graph.fusion.execution import first_line
 from capsedge.graph.fusion.optimize_graph import optimize_model
-from capsedge.graph.ir import Graph
-from capsedge.graph.portable import use_portable_forms
-from capsedge.graph.proto import (
+from capsedge.graph.ir import (
+    Graph,
     UnknownShapeError,
     check_operators,
     copy_of,
@@ -34,6 +33,7 @@ from capsedge.graph.proto import (
     set_opset,
     shapes_of,
 )
+from capsedge.graph.portable import use_portable_forms
 from capsedge.graph.random_nodes import refuse_random
 from capsedge.graph.rewrites import (
     replace_layer_norms,

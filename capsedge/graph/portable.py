@@ -19,8 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from capsedge.graph.bodies import Shape
 from capsedge.graph.cleanup import remove_dead_nodes
-from capsedge.graph.ir import Graph, rewire
-from capsedge.graph.proto import constants_of, inferred, replace, shapes_of
+from capsedge.graph.ir import Graph, constants_of, inferred, replace, rewire, shapes_of
 from capsedge.spec.operators import DOMAIN
 
 # --- Views: nodes that change a tensor's shape without reordering elements ---

@@ -20,8 +20,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from capsedge.graph.cleanup import remove_dead_nodes
-from capsedge.graph.ir import Graph
-from capsedge.graph.proto import (
+from capsedge.graph.ir import (
+    Graph,
     attributes_of,
     constants_of,
     initializer,

@@ -9,8 +9,8 @@ import onnx
 from capsedge.errors import UsageError
 from capsedge.graph.cleanup import simplify
 from capsedge.graph.functions import attach_functions, inline_functions
+from capsedge.graph.ir import copy_of, inferred, operator_nodes
 from capsedge.graph.portable import use_portable_forms
-from capsedge.graph.proto import copy_of, inferred, operator_nodes
 
 # --- Requirements of OpenVINO, LiteRT and MNN ---
 
@@ -40,20 +40,16 @@ TARGETS = {
 }
 
 
-def resolve(
-    target: str | None, ops: str, opset: int, batch: int | None
-) -> tuple[str, int, int | None]:
+def resolve(target: str, ops: str, opset: int, batch: int | None) -> tuple[str, int, int | None]:
     """The form, opset and batch of a file for a runtime; explicit requests are kept.
 
     Args:
-        target: a key of ``TARGETS``; None for ONNX Runtime and the defaults.
+        target: a key of ``TARGETS``.
         ops, opset, batch: the requests; ``auto`` and None leave the choice to the runtime.
 
     Raises:
         UsageError: there is no such runtime, or it does not support a request.
     """
-    if target is None:
-        return ops, opset, batch
     wanted = TARGETS.get(target)
     if wanted is None:
         raise UsageError(

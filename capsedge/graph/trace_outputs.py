@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 from capsedge.graph import Rewrites
 from capsedge.graph.cleanup import remove_unused_tensors
 from capsedge.graph.functions import expand, inline
-from capsedge.graph.proto import (
+from capsedge.graph.ir import (
     attributes_of,
     copy_of,
     initializer,

@@ -11,8 +11,7 @@ import onnx
 
 from capsedge.errors import UnsupportedModelError
 from capsedge.graph.cleanup import fold
-from capsedge.graph.ir import Graph
-from capsedge.graph.proto import copy_of, replace
+from capsedge.graph.ir import Graph, copy_of, replace
 from capsedge.runtime.files.sandbox import (
     SandboxLimits,
     enter_sandbox,

@@ -16,7 +16,7 @@ from capsedge.datasets import ImageSet, read_images
 from capsedge.datasets.division import UNTRAINED
 from capsedge.datasets.read import as_images
 from capsedge.errors import ParityError, UnsupportedModelError, UsageError
-from capsedge.graph.proto import opset_of
+from capsedge.graph.ir import opset_of
 from capsedge.optimization.cascade_graph import EscalationRule, join, opset_aligned
 from capsedge.optimization.cascade_options import CascadeOptions
 from capsedge.optimization.cascade_pair import BATCH, Augmentation, Network, NetworkPair

@@ -12,8 +12,16 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from capsedge.graph.cleanup import remove_dead_nodes
-from capsedge.graph.ir import all_nodes, rename, value_names
-from capsedge.graph.proto import copy_of, initializer, opset_of, replace, set_opset
+from capsedge.graph.ir import (
+    all_nodes,
+    copy_of,
+    initializer,
+    opset_of,
+    rename,
+    replace,
+    set_opset,
+    value_names,
+)
 from capsedge.spec.operators import DOMAIN, instance_name, split_instance_name
 from capsedge.spec.vocabularies import ESCALATED
 

@@ -13,7 +13,7 @@ from capsedge.errors import ArtefactError, UsageError
 from capsedge.exporters.export import export
 from capsedge.exporters.export_options import ExportOptions
 from capsedge.exporters.frozen_couplings import describe_frozen, freeze
-from capsedge.graph.proto import copy_of
+from capsedge.graph.ir import copy_of
 from capsedge.graph.write_shapes import write_shapes
 from capsedge.models.find import NamedModel
 from capsedge.runtime.files import json_documents, reading

@@ -1,4 +1,4 @@
-"""Build the messages of the Open Inference Protocol from `open_inference.proto`, next to this file.
+"""Build the messages of the Open Inference Protocol from ``open_inference.proto``, next to this file.
 
 They have their own pool: clients of other projects define messages of the same names, and the shared pool
 does not allow two with the same name.

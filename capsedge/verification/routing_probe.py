@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from capsedge.graph.proto import attributes_of
+from capsedge.graph.ir import attributes_of
 from capsedge.runtime.backends.onnxruntime_backend import OnnxRuntimeBackend
 from capsedge.runtime.backends.onnxruntime_session import SessionSettings
 from capsedge.runtime.onnx_file.summary import read_harmless

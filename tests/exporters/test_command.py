@@ -201,7 +201,7 @@ def test_parity_gate(
 ) -> None:
     """A file that differs from PyTorch is not written: here one agreement too few."""
     from capsedge.graph import passes
-    from capsedge.graph.proto import operator_nodes
+    from capsedge.graph.ir import operator_nodes
 
     attach = passes.attach_functions
 

@@ -18,7 +18,7 @@ import capsedge
 import capsedge.models.ops as ops
 from capsedge.datasets import ImageSet
 from capsedge.exporters.frozen_couplings import freeze
-from capsedge.graph.proto import operator_nodes
+from capsedge.graph.ir import operator_nodes
 from capsedge.runtime.backends.native_library import find_library
 from capsedge.spec.operators import operator_of
 from capsedge.verification.routing_probe import trace

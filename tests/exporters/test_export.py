@@ -20,9 +20,9 @@ from capsedge.exporters import subject as modules
 from capsedge.exporters.export import export
 from capsedge.exporters.export_options import REWRITES, ExportOptions
 from capsedge.exporters.export_report import ExportReport
-from capsedge.graph import Rewrites, passes, proto
+from capsedge.graph import Rewrites, ir, passes
+from capsedge.graph.ir import shapes_of
 from capsedge.graph.passes import TORCH_DOMAIN
-from capsedge.graph.proto import shapes_of
 from capsedge.runtime.load import load
 from capsedge.runtime.metadata import ModelMetadata, Outputs, Preprocessing
 from capsedge.runtime.user_metadata import Description
@@ -52,13 +52,13 @@ def test_file_holds_operators_with_bodies(exported: Exports, family: str) -> Non
     report, model, found = _exported(exported, family)
     assert [(o.domain, o.version) for o in model.opset_import] == [("", 20), ("capsedge", 1)]
     assert model.ir_version == 10
-    nodes = proto.operator_nodes(model)
+    nodes = ir.operator_nodes(model)
     assert nodes
     bodies = [(f.domain, f.name) for f in model.functions]
     assert len(bodies) == len(set(bodies))
     assert {(n.domain, n.op_type) for n in nodes} == set(bodies)
     assert not any(item.overload for item in (*model.graph.node, *model.functions))
-    assert all(proto.check_operators(model) == [] for _ in nodes)
+    assert all(ir.check_operators(model) == [] for _ in nodes)
     assert not any("/" in p.value for n in model.graph.node for p in n.metadata_props)
     source = network(family)
     scores, poses, _ = source(torch.from_numpy(IMAGES))
@@ -99,7 +99,7 @@ def test_fused_file_has_no_bodies(exported: Exports) -> None:
     path, _, report = exported(network("dynamic"), ops="fused", task="multi-label")
     model = onnx.load(path)
     assert report.functions == len(model.functions) == 0
-    assert [n.op_type for n in proto.operator_nodes(model)] == ["Squash", "DynamicRouting"]
+    assert [n.op_type for n in ir.operator_nodes(model)] == ["Squash", "DynamicRouting"]
     metadata = ModelMetadata.from_properties({p.key: p.value for p in model.metadata_props})
     assert metadata is not None
     assert metadata.task == "multi-label"
@@ -108,7 +108,7 @@ def test_fused_file_has_no_bodies(exported: Exports) -> None:
 def test_weight_layouts_are_folded_in_portable_files(exported: Exports) -> None:
     """No transpose or reshape of a constant is left to run time."""
     _, model, _ = _exported(exported, "em", ops="portable", extra_outputs=EXTRAS["em"])
-    constants = proto.constants_of(model)
+    constants = ir.constants_of(model)
     late = [n for n in model.graph.node if n.input and all(i in constants for i in n.input)]
     assert late == []
 
@@ -122,7 +122,7 @@ def test_couplings_are_an_output_in_standard_operators(
     wanted = network(family)(torch.from_numpy(IMAGES)).couplings.detach().numpy()
     assert [o.name for o in model.graph.output][-1] == "couplings"
     np.testing.assert_allclose(found["couplings"], wanted, rtol=1e-4, atol=1e-5)
-    assert "DynamicRouting" not in {operator_of(n.op_type) for n in proto.operator_nodes(model)}
+    assert "DynamicRouting" not in {operator_of(n.op_type) for n in ir.operator_nodes(model)}
 
 
 @pytest.mark.sample(1)
@@ -266,7 +266,7 @@ def test_a_wrong_graph_is_not_written(tmp_path: Path, monkeypatch: pytest.Monkey
     attach = passes.attach_functions
 
     def wrong(model: onnx.ModelProto, rewrites: Rewrites | None = None) -> None:
-        for node in proto.operator_nodes(model):
+        for node in ir.operator_nodes(model):
             for attribute in node.attribute:
                 if attribute.name == "iterations":
                     attribute.i -= 1
@@ -322,7 +322,7 @@ def test_an_unknown_shape_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     subject = modules.of_capsule_model(network("dynamic"), ("couplings",), None, "")
 
     def without_poses(model: onnx.ModelProto) -> dict[str, tuple[int | None, ...]]:
-        unknown = {n.input[0] for n in proto.operator_nodes(model, TORCH_DOMAIN)}
+        unknown = {n.input[0] for n in ir.operator_nodes(model, TORCH_DOMAIN)}
         return {k: v for k, v in shapes_of(model).items() if k not in unknown}
 
     monkeypatch.setattr(passes, "shapes_of", without_poses)

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 import capsedge.models.ops as ops
 from capsedge.exporters.export import export
 from capsedge.exporters.export_options import ExportOptions
+from capsedge.graph.ir import constants_of, inferred, shapes_of
 from capsedge.graph.portable import COMPOSITE, merge_views, use_portable_forms
-from capsedge.graph.proto import constants_of, inferred, shapes_of
 from tests.exports import Exports
 
 from .evaluate import run

@@ -12,7 +12,7 @@ from onnx.reference import ReferenceEvaluator
 
 from capsedge.graph import Rewrites
 from capsedge.graph.bodies import function_body
-from capsedge.graph.proto import operator_nodes
+from capsedge.graph.ir import operator_nodes
 from capsedge.models import build
 from capsedge.spec.operators import OPERATORS, operator_of
 from tests import tiers
@@ -147,7 +147,7 @@ def test_logit_free_keeps_no_logits() -> None:
         model = onnx.shape_inference.infer_shapes(
             rewritten(_graph("dynamic"), rewrites, double=False)
         )
-        from capsedge.graph.proto import shapes_of
+        from capsedge.graph.ir import shapes_of
 
         shapes = shapes_of(model)
         return [shapes[n.output[0]] for n in model.graph.node if n.op_type == "Add"]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import capsedge
-from capsedge.graph.proto import attributes_of, operator_nodes
+from capsedge.graph.ir import attributes_of, operator_nodes
 from capsedge.models import ops
 from capsedge.runtime.backends.native_library import find_library
 

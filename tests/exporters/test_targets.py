@@ -12,7 +12,7 @@ from capsedge import cli
 from capsedge.errors import UsageError
 from capsedge.exporters.export import export
 from capsedge.exporters.export_options import ExportOptions
-from capsedge.graph.proto import shapes_of
+from capsedge.graph.ir import shapes_of
 from capsedge.graph.target_runtimes import TARGETS, fix_batch, resolve
 from capsedge.models.checkpoint import save_checkpoint
 from tests.exports import Exports
@@ -41,8 +41,6 @@ def test_a_file_for_a_runtime(tmp_path: Path, target: str) -> None:
 @pytest.mark.parametrize(
     ("asked", "wanted"),
     [
-        ((None, "auto", 20, None), ("auto", 20, None)),
-        ((None, "fused", 18, 4), ("fused", 18, 4)),
         (("litert", "auto", 20, None), ("portable", 20, 1)),
         (("litert", "portable", 18, 8), ("portable", 18, 8)),
         (("mnn", "auto", 19, None), ("portable", 19, 1)),

@@ -14,7 +14,7 @@ import capsedge
 from capsedge.errors import ParityError, UnsupportedModelError, UsageError
 from capsedge.exporters import parity
 from capsedge.exporters.export_report import CaseParity, ExportReport
-from capsedge.graph import passes, proto
+from capsedge.graph import ir, passes
 from capsedge.graph.fusion import self_routing
 from capsedge.graph.fusion.matcher import STANDARD
 from capsedge.graph.merge import FreeAxis, GraphsDiffer, merge
@@ -307,7 +307,7 @@ def test_the_operators_are_named_as_the_cause(
     monkeypatch.setattr(passes, "detach_functions", wrong)
     with pytest.raises(ParityError, match="operators that replaced its routing"):
         exported(nets.Plain(2.0), tmp_path / "m.onnx")
-    assert proto.detach_functions is right
+    assert ir.detach_functions is right
 
 
 @pytest.mark.thorough

@@ -13,7 +13,7 @@ pytest.importorskip("onnxruntime")
 from onnx import TensorProto, helper  # noqa: E402
 
 from capsedge.errors import UnsupportedModelError  # noqa: E402
-from capsedge.graph.proto import copy_of  # noqa: E402
+from capsedge.graph.ir import copy_of  # noqa: E402
 from capsedge.graph.write_shapes import write_shapes  # noqa: E402
 from capsedge.runtime.onnx_file.costs import Sizes  # noqa: E402
 from capsedge.runtime.onnx_file.forecast import forecast  # noqa: E402

@@ -115,7 +115,7 @@ def test_a_cuda_runtime_that_is_too_old_means_function_bodies(
             super().__init__(*given, **rest)
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", Session)
-    monkeypatch.setattr(onnxruntime_backend, "with_operators", with_operators)
+    monkeypatch.setattr(onnxruntime_backend, "_with_operators", with_operators)
     path = save(capsule_model(), tmp_path / "m.onnx")
     options = RuntimeOptions(device="cuda", ops=ops)
     if ops == "fused":

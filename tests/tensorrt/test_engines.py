@@ -29,7 +29,7 @@ from capsedge.exporters.export import export
 from capsedge.exporters.export_options import ExportOptions
 from capsedge.exporters.tensorrt.write_engine import BuildReport
 from capsedge.exporters.tensorrt.write_engine import write_engine as build
-from capsedge.graph import proto
+from capsedge.graph import ir
 from capsedge.runtime import engine_metadata
 from capsedge.runtime.backends.native_library import find_library
 from capsedge.runtime.backends.tensorrt_backend import TensorRTBackend
@@ -172,7 +172,7 @@ def test_every_model_of_the_zoo(make: Any, routing: str, mode: str) -> None:
     source = onnx.load(zoo)
     built = make(model=zoo, plugin=mode)
     left = {n.op_type for n in fake.RECORDED["model"].graph.node if n.domain}
-    present = {operator_of(n.op_type) for n in proto.operator_nodes(source)}
+    present = {operator_of(n.op_type) for n in ir.operator_nodes(source)}
     assert left == (set() if mode == "native" else present & set(PLUGINS))
     if routing == "attention":
         assert {"UniformRouting", "PoseNormalization"} <= present - left
@@ -189,7 +189,7 @@ def test_models_without_an_operator_for_a_plugin(make: Any, tmp_path: Path) -> N
     """Attention routing of one pass is a product a layer."""
     path = tmp_path / "uniform.onnx"
     export(network("attention"), path, ExportOptions(iterations=1))
-    assert {operator_of(n.op_type) for n in proto.operator_nodes(onnx.load(path))} == {
+    assert {operator_of(n.op_type) for n in ir.operator_nodes(onnx.load(path))} == {
         "UniformRouting",
         "PoseNormalization",
     }

@@ -24,7 +24,7 @@ from capsedge.exporters.c.program import (
     constant,
     dense,
 )
-from capsedge.graph import Rewrites, functions, proto
+from capsedge.graph import Rewrites, functions, ir
 from capsedge.graph.ir import Graph
 from capsedge.runtime.files.text import printable
 from capsedge.spec.operators import DOMAIN, OPERATORS, operator_of
@@ -48,12 +48,12 @@ def prepare(model: onnx.ModelProto, wanted: Collection[str]) -> onnx.ModelProto:
         model: a model with a fixed batch.
         wanted: the outputs to keep.
     """
-    copy = proto.copy_of(model)
+    copy = ir.copy_of(model)
     outputs = [o for o in copy.graph.output if o.name in wanted]
-    proto.replace(copy.graph.output, outputs)
-    shapes = proto.shapes_of(onnx.shape_inference.infer_shapes(copy, data_prop=True))
+    ir.replace(copy.graph.output, outputs)
+    shapes = ir.shapes_of(onnx.shape_inference.infer_shapes(copy, data_prop=True))
     _prune(copy.graph)
-    proto.detach_functions(copy)
+    ir.detach_functions(copy)
     others = False
     for number, node in enumerate(copy.graph.node):
         if node.domain != DOMAIN:
@@ -64,13 +64,13 @@ def prepare(model: onnx.ModelProto, wanted: Collection[str]) -> onnx.ModelProto:
         outputs_of = len(node.output)
         if operator not in OPERATORS:
             raise _refused(node, operator, "an operator of a later version")
-        if not capsules.has_kernel(operator, proto.attributes_of(node), inputs, outputs_of) and (
+        if not capsules.has_kernel(operator, ir.attributes_of(node), inputs, outputs_of) and (
             operator not in TRANSLATORS or operator in capsules.TRANSLATORS
         ):
             spec = OPERATORS[operator]
             more = outputs_of - len(spec.outputs)
             functions.expand(
-                copy, node, proto.input_shapes(node, shapes), Rewrites(), number,
+                copy, node, ir.input_shapes(node, shapes), Rewrites(), number,
                 couplings=more > 0 and spec.couplings, traced=more > 1,
             )  # fmt: skip
     if copy.functions:
@@ -83,7 +83,7 @@ def prepare(model: onnx.ModelProto, wanted: Collection[str]) -> onnx.ModelProto:
 def _prune(graph: onnx.GraphProto) -> None:
     """Remove nodes that do not affect any output."""
     whole = Graph.of(graph)
-    proto.replace(graph.node, [whole.nodes[k] for k in whole.before(whole.outputs)])
+    ir.replace(graph.node, [whole.nodes[k] for k in whole.before(whole.outputs)])
 
 
 def _refused(node: onnx.NodeProto, operator: str, why: str) -> UnsupportedModelError:

@@ -9,7 +9,7 @@ from onnx import helper, numpy_helper
 from capsedge.errors import UnsupportedModelError
 from capsedge.exporters.c.graph import Translation, prepare
 from capsedge.exporters.c.program import Constants, Program, Shape
-from capsedge.graph import proto
+from capsedge.graph import ir
 from capsedge.graph.ir import Graph
 from capsedge.runtime.decoder import SubgraphError, extract_subgraph
 from capsedge.spec.vocabularies import RECONSTRUCTION
@@ -78,7 +78,7 @@ def _translated(model: onnx.ModelProto, constants: Constants) -> Translation:
 
 def _of_one_class(part: onnx.ModelProto, classes: int) -> onnx.ModelProto | None:
     """The decoder with a single, computed row of its mask; None if the decoder has another form."""
-    model = proto.copy_of(part)
+    model = ir.copy_of(part)
     graph = model.graph
     masks = [
         t

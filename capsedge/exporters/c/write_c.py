@@ -18,7 +18,7 @@ from capsedge.exporters.c.plan import plan
 from capsedge.exporters.c.program import Constants, Program, ProgramValue
 from capsedge.exporters.c.reconstruct import translate_decoder
 from capsedge.exporters.c.source import COutput, Function, Library
-from capsedge.graph import proto
+from capsedge.graph import ir
 from capsedge.graph.check import checked
 from capsedge.graph.check_steps import Bounds
 from capsedge.runtime.cascade_metadata import CASCADE_KEY
@@ -228,7 +228,7 @@ def _type_name(value: onnx.ValueInfoProto) -> str:
 
 def _fixed(model: onnx.ModelProto, batch: int | None) -> onnx.ModelProto:
     """A copy in which every input dimension is a number."""
-    copy = proto.copy_of(model)
+    copy = ir.copy_of(model)
     stored = {t.name for t in copy.graph.initializer}
     for value in copy.graph.input:
         dims = value.type.tensor_type.shape.dim
@@ -276,7 +276,7 @@ def _poses(metadata: ModelMetadata | None, model: onnx.ModelProto) -> str:
 
 def _capsules(model: onnx.ModelProto, poses: str) -> tuple[int, int] | None:
     """Classes and elements of a pose."""
-    shape = proto.shapes_of(onnx.shape_inference.infer_shapes(model, data_prop=True)).get(poses, ())
+    shape = ir.shapes_of(onnx.shape_inference.infer_shapes(model, data_prop=True)).get(poses, ())
     if len(shape) < 3 or any(size is None for size in shape[1:]):
         return None
     return int(shape[1] or 0), int(np.prod([int(d or 0) for d in shape[2:]]))

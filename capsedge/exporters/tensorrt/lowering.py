@@ -21,7 +21,7 @@ from capsedge.graph.bodies import Shape
 from capsedge.graph.cleanup import simplify
 from capsedge.graph.functions import inline_functions
 from capsedge.graph.fusion.free_length import NotFree, check_one_length, free_lengths
-from capsedge.graph.proto import (
+from capsedge.graph.ir import (
     attributes_of,
     constants_of,
     copy_of,

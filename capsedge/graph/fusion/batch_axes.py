@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from capsedge.graph import proto
+from capsedge.graph import ir
 from capsedge.graph.cleanup import remove_dead_nodes
 from capsedge.graph.fusion import NoMatch
 from capsedge.graph.fusion.values import Array, Values
@@ -128,7 +128,7 @@ class BatchFreeing:
         copy = onnx.NodeProto()
         copy.CopyFrom(self.node)
         if inputs is not None:
-            proto.replace(copy.input, inputs)
+            ir.replace(copy.input, inputs)
         self.nodes.append(copy)
         for k, name in enumerate(filter(None, self.node.output)):
             self.batch_axes[name] = batch_axes[min(k, len(batch_axes) - 1)]
@@ -217,7 +217,7 @@ class BatchFreeing:
         return f"{tag}/rows"
 
     def _made(self) -> onnx.ModelProto:
-        copy = proto.copy_of(self.graph.model)
+        copy = ir.copy_of(self.graph.model)
         graph = copy.graph
         for value in graph.input:
             value.type.tensor_type.shape.dim[0].dim_param = NAME
@@ -228,14 +228,14 @@ class BatchFreeing:
         self._keep_integers()
         new = Graph(self.nodes)
         used = new.used - new.produced
-        proto.replace(graph.node, self.nodes)
-        proto.replace(
+        ir.replace(graph.node, self.nodes)
+        ir.replace(
             graph.initializer,
-            [proto.initializer(n, known[n]) for n in sorted(used) if n in known],
+            [ir.initializer(n, known[n]) for n in sorted(used) if n in known],
         )
         ends = [o.name for o in graph.output if o.name not in new.produced and o.name in known]
         for name in ends:
-            graph.initializer.append(proto.initializer(f"{name}/stored", known[name]))
+            graph.initializer.append(ir.initializer(f"{name}/stored", known[name]))
             graph.node.append(helper.make_node("Identity", [f"{name}/stored"], [name]))
         del graph.value_info[:]
         remove_dead_nodes(copy)

@@ -9,7 +9,7 @@ from capsedge.graph.cleanup import remove_dead_nodes
 from capsedge.graph.fusion import NoMatch
 from capsedge.graph.fusion.execution import session_of
 from capsedge.graph.fusion.values import Array, Values
-from capsedge.graph.proto import copy_of, initializer
+from capsedge.graph.ir import copy_of, initializer
 from capsedge.graph.size_nodes import FOLDED
 
 _BATCHES = (2, 3, 5)

@@ -16,8 +16,16 @@ from capsedge.graph.cleanup import remove_dead_nodes
 from capsedge.graph.fusion import NoMatch
 from capsedge.graph.fusion.layouts import Layout
 from capsedge.graph.fusion.values import Array, Values
-from capsedge.graph.ir import Graph, all_graphs, all_nodes, rewire
-from capsedge.graph.proto import copy_of, initializer, replace, set_opset
+from capsedge.graph.ir import (
+    Graph,
+    all_graphs,
+    all_nodes,
+    copy_of,
+    initializer,
+    replace,
+    rewire,
+    set_opset,
+)
 from capsedge.spec.operators import DOMAIN, OPERATORS, VERSION
 
 # --- New nodes, with the shapes of their outputs ---

@@ -17,7 +17,7 @@ from capsedge.graph.fusion.batch_axes import BatchFreeing
 from capsedge.graph.fusion.batch_axis_rules import RULES
 from capsedge.graph.fusion.proof import FREED, Original, all_equal, prove
 from capsedge.graph.fusion.values import Values
-from capsedge.graph.proto import copy_of
+from capsedge.graph.ir import copy_of
 
 # --- Freeing the batch ---
 

@@ -17,8 +17,8 @@ from capsedge.graph.functions import attach_functions
 from capsedge.graph.fusion import FusionReport, NoMatch
 from capsedge.graph.fusion.proof import IR_VERSION, Comparison, Original, prove
 from capsedge.graph.fusion.values import Values
+from capsedge.graph.ir import copy_of, detach_functions, operator_nodes
 from capsedge.graph.merge import FreeAxis, GraphsDiffer, merge
-from capsedge.graph.proto import copy_of, detach_functions, operator_nodes
 from capsedge.graph.write_shapes import write_shapes
 
 # Pairs of lengths to optimize at, rarely equal to another size; smaller ones for networks with a low maximum.

@@ -56,7 +56,7 @@ from capsedge.graph.fusion.proof import (
 )
 from capsedge.graph.fusion.unroll import unroll
 from capsedge.graph.fusion.values import Values
-from capsedge.graph.proto import copy_of, opset_of, replace
+from capsedge.graph.ir import copy_of, opset_of, replace
 from capsedge.graph.rewrites import write_exact_sigmoids
 from capsedge.graph.write_shapes import write_shapes
 from capsedge.runtime.files.sandbox import enter_sandbox

@@ -14,8 +14,8 @@ from capsedge.graph.functions import attach_functions
 from capsedge.graph.fusion.edit import store_halves
 from capsedge.graph.fusion.execution import first_line, session_of
 from capsedge.graph.fusion.values import Array, Values
+from capsedge.graph.ir import copy_of
 from capsedge.graph.portable import merge_views
-from capsedge.graph.proto import copy_of
 from capsedge.graph.rewrites import replace_layer_norms, write_exact_sigmoids
 from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime
 from capsedge.runtime.backends.onnxruntime_session import keep_to_itself, multiply_exactly

@@ -13,13 +13,15 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from capsedge.graph.ir import Graph, has_inner_graphs, rewire
-from capsedge.graph.proto import (
+from capsedge.graph.ir import (
+    Graph,
     attributes_of,
     constants_of,
     copy_of,
+    has_inner_graphs,
     initializer,
     replace,
+    rewire,
     values_of,
 )
 

@@ -21,8 +21,7 @@ from onnx import TensorProto, helper, numpy_helper
 from capsedge.graph.fusion import NoMatch
 from capsedge.graph.fusion.execution import Session, first_line, session_of, to_fp64
 from capsedge.graph.fusion.index_inputs import table_sizes
-from capsedge.graph.ir import Graph, reads
-from capsedge.graph.proto import copy_of
+from capsedge.graph.ir import Graph, copy_of, reads
 
 Array = NDArray[Any]
 Function = Callable[..., list[Array]]

@@ -42,18 +42,18 @@ class _Here(threading.local):
 
 
 _here = _Here()
-# Whether any thread is in a context: what is compiled is compiled anew when a global flag changes, but not
-# always when an attribute of a thread does.
-_anywhere = False
+# Whether any thread is in a context. torch.compile compiles anew when this changes; for an attribute of a thread,
+# it does not always.
+in_use = False
 _inside = 0
 _entering = threading.Lock()
 
 
 def _enter(step: int) -> None:
-    global _anywhere, _inside
+    global in_use, _inside
     with _entering:
         _inside += step
-        _anywhere = _inside > 0
+        in_use = _inside > 0
 
 
 @contextmanager
@@ -93,9 +93,9 @@ def fused() -> Iterator[FusedCalls]:
 
 
 def applies(args: Sequence[Any]) -> bool:
-    """Whether a call of an operator is one for `register_fused`, by where it is made and what it is given."""
+    """While `in_use`: whether a call is for `register_fused`, by where it is made and what it is given."""
     # A file or an exported program has the operators themselves.
-    if not _anywhere or _here.calls is None or torch.compiler.is_exporting():
+    if _here.calls is None or torch.compiler.is_exporting():
         return False
     tensors = [x for x in args if isinstance(x, Tensor)]
     needs_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)

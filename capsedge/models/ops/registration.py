@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.library import CustomOpDef  # type: ignore[attr-defined]
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from capsedge.models.ops.fused import applies, register_fused
+from capsedge.models.ops import fused as kernels
 from capsedge.spec.operators import OPERATORS
 
 
@@ -65,7 +65,7 @@ class TorchOperator:
         return torch.compile(self._definition)
 
     def __call__(self, *args: Any) -> Any:
-        if applies(args):
+        if kernels.in_use and kernels.applies(args):
             return self.fused(*args)
         if not _compiling:
             return self.op(*args)
@@ -127,7 +127,7 @@ def register(
     op.register_fake(fake)
     op.register_autograd(backward, setup_context=setup_context)
     schema = torch.library.infer_schema(forward, mutates_args=())
-    return TorchOperator(op, register_fused(name, forward, fake, schema), definition)
+    return TorchOperator(op, kernels.register_fused(name, forward, fake, schema), definition)
 
 
 # --- Decompositions into ATen operators, for compilers that do not know ``capsedge`` ---

@@ -23,7 +23,6 @@ from capsedge.runtime.backends.cuda_nodes import NATIVE_TYPES, cuda_node, functi
 from capsedge.runtime.backends.native_library import (
     check_nodes,
     find_library,
-    library_for,
     no_library,
 )
 from capsedge.runtime.backends.onnxruntime_session import CUDA as CUDA_PROVIDER
@@ -95,7 +94,7 @@ def _compute_capability() -> str:
 def with_operators(
     bare: SessionSettings, path: Path, data: bytes, summary: OnnxSummary, ops: str
 ) -> tuple[SessionSettings, bool]:
-    """How a file runs, with what the operator library runs of it; and whether capsule operators are left out.
+    """How a file runs on a GPU, with its operators that have kernels; and whether there are others.
 
     Args:
         bare: threads, provider and GPU.
@@ -104,12 +103,8 @@ def with_operators(
         ops: as for `capsedge.load`.
 
     Raises:
-        UsageError, EnvironmentProblem: as `library_for` and `choose`.
-        UnsupportedModelError, ArtefactError: as `choose`.
+        UsageError, EnvironmentProblem, UnsupportedModelError, ArtefactError: as `choose`.
     """
-    if bare.gpu is None:
-        library = library_for(path, summary, ops)
-        return replace(bare, library=library, nodes=tuple(summary.capsedge_types)), False
     if bare.provider != CUDA_PROVIDER:
         if ops == "fused":
             raise UsageError(

@@ -12,6 +12,7 @@ import json
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -32,7 +33,7 @@ from capsedge.runtime.backends.backend import (
     closed_error,
     parse_device,
 )
-from capsedge.runtime.backends.cuda_operators import with_operators
+from capsedge.runtime.backends.native_library import library_for
 from capsedge.runtime.backends.onnxruntime_session import (
     FATAL,
     HOW_TO_GET,
@@ -236,7 +237,7 @@ class OnnxRuntimeBackend:
             onnxruntime_session.preload_cuda(import_onnxruntime())
 
         def opened(ops: str) -> OnnxRuntimeBackend:
-            settings, others = with_operators(bare, path, data, summary, ops)
+            settings, others = _with_operators(bare, path, data, summary, ops)
             check_overloads(path, summary, settings.nodes if settings.library else ())
             return kind(data, path, settings, metadata, summary.expanded_routing or others, stated)
 
@@ -292,6 +293,25 @@ class OnnxRuntimeBackend:
     def closed(self) -> bool:
         """Whether `close` was called; the attributes remain available."""
         return self._session is None
+
+
+def _with_operators(
+    bare: SessionSettings, path: Path, data: bytes, summary: OnnxSummary, ops: str
+) -> tuple[SessionSettings, bool]:
+    """How a file runs, with what the operator library runs of it; and whether capsule operators are left out.
+
+    Raises:
+        UsageError, EnvironmentProblem, UnsupportedModelError, ArtefactError: as `library_for` or, on a GPU,
+            `with_operators`.
+    """
+    if bare.gpu is None:
+        library = library_for(path, summary, ops)
+        return replace(bare, library=library, nodes=tuple(summary.capsedge_types)), False
+    from capsedge.runtime.backends.cuda_operators import (
+        with_operators,  # not for sessions on the CPU
+    )
+
+    return with_operators(bare, path, data, summary, ops)
 
 
 def _kind(gpu: int | None, graphs: bool | None) -> type[OnnxRuntimeBackend]:

@@ -18,7 +18,7 @@ from capsedge.datasets import ImageSet
 from capsedge.errors import UnsupportedModelError, UsageError
 from capsedge.exporters.tensorrt import lowering
 from capsedge.graph.functions import attach_short_functions
-from capsedge.graph.proto import copy_of, inferred, operator_nodes, shapes_of
+from capsedge.graph.ir import copy_of, inferred, operator_nodes, shapes_of
 from capsedge.runtime.backends.tensorrt_library import PLUGINS
 from capsedge.spec.limits import limit_of
 from tests.exporters.nets import CONFIGS, network

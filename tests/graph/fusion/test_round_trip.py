@@ -15,7 +15,7 @@ import torch
 
 from capsedge.graph.fusion.execution import session_of
 from capsedge.graph.fusion.optimize_graph import optimize_model
-from capsedge.graph.proto import operator_nodes
+from capsedge.graph.ir import operator_nodes
 from capsedge.models import CapsuleModel, build, get_config
 from capsedge.models.configs import CapsuleConv
 from capsedge.models.registry import MODELS
