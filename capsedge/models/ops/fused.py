@@ -42,8 +42,8 @@ class _Here(threading.local):
 
 
 _here = _Here()
-# Whether any thread is in a context. torch.compile compiles anew when this changes; for an attribute of a thread,
-# it does not always.
+# Whether any thread is in a context. torch.compile compiles anew when this changes; when an attribute of a
+# thread does, not always.
 in_use = False
 _inside = 0
 _entering = threading.Lock()
