@@ -42,7 +42,7 @@ SHARED = {
 LONGEST = 60  # lines of code of a function
 LONG = {
     "graph/fusion/per_image:_other_reads",
-    "serving/deploy/web:deploy_web",
+    "deploy/web:deploy_web",
 }
 REPEATS = 17  # runs of six lines or more that stand in several places (`python -m tools.repeats`)
 

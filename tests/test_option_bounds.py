@@ -15,6 +15,7 @@ import capsedge
 from capsedge.cli import app
 from capsedge.cli._commands import OptionValue, VerbOption
 from capsedge.cli._options import MetadataOptions, batch_sizes
+from capsedge.deploy.deploy_options import KServeOptions
 from capsedge.errors import UsageError
 from capsedge.exporters.build_options import BuildOptions
 from capsedge.exporters.export_options import ExportOptions
@@ -22,7 +23,6 @@ from capsedge.optimization.optimize_options import OptimizeOptions
 from capsedge.optimization.sweep_options import SweepOptions
 from capsedge.options import Declared, Options, bounds, declared, number, options_of, whole
 from capsedge.runtime.backends.backend import parse_device
-from capsedge.serving.deploy.deploy_options import KServeOptions
 from capsedge.serving.serve_options import ServeOptions
 from capsedge.serving.served_models import _as_number
 from capsedge.verification.verify_options import VerifyOptions

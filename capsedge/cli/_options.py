@@ -37,7 +37,7 @@ from capsedge.spec.vocabularies import (
 )
 
 if TYPE_CHECKING:
-    from capsedge.models.user_module import UserModuleSpec
+    from capsedge.models.user.module import UserModuleSpec
 
 
 # --- Single options ---
@@ -202,7 +202,7 @@ class UserModuleOptions(Options):
                     "Both select the network.",
                     f"Leave --{name} out; pass the weights of --module with --weights.",
                 )
-        from capsedge.models.user_module import UserModuleSpec
+        from capsedge.models.user.module import UserModuleSpec
 
         return UserModuleSpec(self.module, str(self.weights or ""), self.args)
 
@@ -312,7 +312,7 @@ class MetadataOptions(Options):
 
 
 def _keywords(**options: Any) -> dict[str, Any]:
-    from capsedge.runtime.metadata import Outputs
+    from capsedge.runtime.metadata.metadata import Outputs
 
     lists = {name: _list(name, options[name]) for name in ("values", "outputs", "units")}
     outputs = Outputs(

@@ -19,7 +19,7 @@ from capsedge.importers import keras_file
 from capsedge.importers.family import Floats, Weights
 from capsedge.importers.keras_file import BadHdf5
 from capsedge.models.unnamed_weights import unnamed_in, unnamed_only
-from capsedge.models.user_weights import (
+from capsedge.models.user.weights import (
     WRAPPERS,
     StateDict,
     candidates_in,
@@ -33,7 +33,7 @@ from capsedge.runtime.files.formats import identify_path
 from capsedge.runtime.files.json_documents import Malformed
 from capsedge.runtime.files.reading import file_size, open_regular_file
 from capsedge.runtime.files.safetensors import TYPES, read_header
-from capsedge.runtime.finite import DIVERGED, listed, not_finite
+from capsedge.runtime.onnx_file.stored_values import DIVERGED, listed, not_finite
 from capsedge.spec import limits
 
 # --- Formats, and limits on what they hold ---

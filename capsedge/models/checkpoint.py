@@ -25,10 +25,10 @@ from capsedge.runtime.files.json_documents import Malformed, parse
 from capsedge.runtime.files.reading import file_size, open_regular_file, path_kind
 from capsedge.runtime.files.safetensors import read_header
 from capsedge.runtime.files.writing import WEIGHTS, as_path, write_bytes
-from capsedge.runtime.finite import DIVERGED, NotFinite, listed, not_finite
 from capsedge.runtime.inspection import CONFIG_KEY
-from capsedge.runtime.origin import origin_of, training_split_of
-from capsedge.runtime.typical_input import typical_input_of
+from capsedge.runtime.metadata.origin import origin_of, training_split_of
+from capsedge.runtime.metadata.typical_input import typical_input_of
+from capsedge.runtime.onnx_file.stored_values import DIVERGED, NotFinite, listed, not_finite
 from capsedge.spec import limits
 
 

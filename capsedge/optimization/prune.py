@@ -47,9 +47,9 @@ from capsedge.runtime.files.writing import (
     with_suffix_appended,
     write_text,
 )
-from capsedge.runtime.origin import PRUNING_KEY, TRAINING_SPLIT_KEY, Pruned, pruned_of
+from capsedge.runtime.metadata.origin import PRUNING_KEY, TRAINING_SPLIT_KEY, Pruned, pruned_of
+from capsedge.runtime.metadata.typical_input import TYPICAL_INPUT_KEY
 from capsedge.runtime.progress import Progress, silent
-from capsedge.runtime.typical_input import TYPICAL_INPUT_KEY
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -12,7 +12,6 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from capsedge.errors import ArtefactError, EnvironmentProblem, UsageError
-from capsedge.runtime import engine_metadata as metadata_files
 from capsedge.runtime.backends.cuda import load_cuda
 from capsedge.runtime.backends.engine_layers import EngineLayer
 from capsedge.runtime.backends.tensorrt_library import check_machine, this_machine
@@ -23,7 +22,6 @@ from capsedge.runtime.files.reading import file_size, open_regular_file
 from capsedge.runtime.files.safetensors import TYPES, Header, read_header
 from capsedge.runtime.files.safetensors import field as checkpoint_field
 from capsedge.runtime.files.writing import MODEL_OR_BYTES, ModelLike, as_file, as_path, sha256
-from capsedge.runtime.finite import NotFinite, not_finite
 from capsedge.runtime.inspection_report import (
     EngineInspection,
     Inspection,
@@ -32,10 +30,13 @@ from capsedge.runtime.inspection_report import (
     Tensors,
 )
 from capsedge.runtime.machine import power_mode
-from capsedge.runtime.metadata import ModelMetadata
+from capsedge.runtime.metadata import engine_metadata as metadata_files
+from capsedge.runtime.metadata.metadata import ModelMetadata
+from capsedge.runtime.metadata.origin import ORIGIN_KEY, PRUNING_KEY, Origin, Pruned
+from capsedge.runtime.metadata.table_indices import read_inputs_property
 from capsedge.runtime.onnx_file.costs import votes_of
 from capsedge.runtime.onnx_file.layer_map import layer_of_weights, locations_in, merge_locations
-from capsedge.runtime.onnx_file.stored_values import find_not_finite
+from capsedge.runtime.onnx_file.stored_values import NotFinite, find_not_finite, not_finite
 from capsedge.runtime.onnx_file.structure import (
     BITS,
     Graph,
@@ -45,8 +46,6 @@ from capsedge.runtime.onnx_file.structure import (
     structure_of,
 )
 from capsedge.runtime.onnx_file.summary import read_bytes
-from capsedge.runtime.origin import ORIGIN_KEY, PRUNING_KEY, Origin, Pruned
-from capsedge.runtime.table_indices import read_inputs_property
 from capsedge.spec.operators import DOMAIN, ROUTING_OPERATORS
 
 LARGEST = 5  # intermediate values listed

@@ -7,14 +7,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from capsedge.runtime.engine_metadata import EngineMetadata, range_words
 from capsedge.runtime.files.text import format_bytes
-from capsedge.runtime.finite import NotFinite, listed
-from capsedge.runtime.metadata import ModelMetadata
+from capsedge.runtime.metadata.engine_metadata import EngineMetadata, range_words
+from capsedge.runtime.metadata.metadata import ModelMetadata
+from capsedge.runtime.metadata.origin import Origin, Pruned
+from capsedge.runtime.metadata.table_indices import InputBounds
+from capsedge.runtime.onnx_file.stored_values import NotFinite, listed
 from capsedge.runtime.onnx_file.structure import Shape, Value
-from capsedge.runtime.origin import Origin, Pruned
 from capsedge.runtime.result_summary import Report, Table, short
-from capsedge.runtime.table_indices import InputBounds
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from capsedge.errors import ArtefactError
 from capsedge.metrics import Decisions, allowed_share
 from capsedge.runtime.files.json_documents import Malformed, parse
 from capsedge.runtime.onnx_file.summary import read_harmless
-from capsedge.runtime.session import Session
+from capsedge.runtime.session.session import Session
 from capsedge.spec.fields import QUANTIZATION_KEY
 from capsedge.tolerance import MAX_GROWTH, NOISE_FACTOR, Tolerance, least_agreement, tolerances
 from capsedge.verification.comparison import OutputComparison, OutputMetrics

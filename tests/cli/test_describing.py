@@ -16,7 +16,7 @@ pytest.importorskip("onnxscript")
 from capsedge.cli._options import MetadataOptions, class_names  # noqa: E402
 from capsedge.errors import UsageError  # noqa: E402
 from capsedge.runtime.load import load  # noqa: E402
-from capsedge.runtime.metadata import Outputs, Preprocessing  # noqa: E402
+from capsedge.runtime.metadata.metadata import Outputs, Preprocessing  # noqa: E402
 from tests.cli.running import capsedge  # noqa: E402
 from tests.conftest import ROOT  # noqa: E402
 from tests.runtime.models import capsule_model, foreign_model, save  # noqa: E402

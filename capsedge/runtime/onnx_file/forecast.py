@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from capsedge.errors import UnsupportedModelError, UsageError
-from capsedge.runtime.cascade_metadata import CASCADE_KEY
 from capsedge.runtime.files.text import format_bytes
+from capsedge.runtime.metadata.cascade_metadata import CASCADE_KEY
 from capsedge.runtime.onnx_file.costs import VIEWS, Sizes, Tensor, cost
 from capsedge.runtime.onnx_file.layer_map import locate
 from capsedge.runtime.onnx_file.structure import Graph, Node, read_structure

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
 from capsedge.runtime.backends.backend import Event, Feeds, ProfiledBackend, ProfiledRuns, Recording
-from capsedge.runtime.cascade_metadata import CASCADE_KEY
+from capsedge.runtime.metadata.cascade_metadata import CASCADE_KEY
 from capsedge.runtime.onnx_file.costs import Cost, Tensor, cost
 from capsedge.runtime.onnx_file.layer_map import Location, locate, locations_in, merge_locations
 from capsedge.runtime.onnx_file.structure import Graph, Node, Structure, read_structure
 from capsedge.runtime.profiling.machine_peaks import Overheads, Peaks, overheads
 from capsedge.runtime.profiling.worker import timed_runs
-from capsedge.runtime.session import Session
+from capsedge.runtime.session.session import Session
 from capsedge.spec.operators import operator_of
 from capsedge.spec.vocabularies import ESCALATED
 
