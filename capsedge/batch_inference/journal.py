@@ -21,7 +21,7 @@ from capsedge.batch_inference.rows import PLAN, Counts, merge
 from capsedge.batch_inference.storage import PartStore, is_remote, plain
 from capsedge.errors import ArtefactError, CapsedgeError, UsageError
 from capsedge.runtime.files import reading as opening
-from capsedge.runtime.files.json_documents import Malformed, decode, parse
+from capsedge.runtime.files.json_documents import MalformedJson, decode, parse
 from capsedge.runtime.files.settings import changed_settings
 from capsedge.runtime.files.writing import atomic_writer, check_writable
 from capsedge.spec import limits
@@ -143,7 +143,7 @@ class Journal:
                 for k in range(len(table.groups)):
                     with readable_errors():
                         rows += table.content.read_row_group(k, use_threads=False).num_rows
-        except (BadParquet, Malformed, KeyError, UsageError):
+        except (BadParquet, MalformedJson, KeyError, UsageError):
             return False
         self.counts = counts
         return rows == counts.images
@@ -154,7 +154,7 @@ class Journal:
             return False
         try:
             return bool(parse(self._store.get(SUCCESS, limits.JSON_BYTES)) == self._write_marker())
-        except Malformed:
+        except MalformedJson:
             return False
 
     def _write_marker(self) -> dict[str, Any]:
@@ -182,7 +182,7 @@ class Journal:
             )
         try:
             declared = parse(self._store.get(_PLAN, limits.JSON_BYTES))
-        except Malformed:
+        except MalformedJson:
             declared = None
         declared = declared if isinstance(declared, dict) else {}
         if resume and declared.get("sha256") != self.digest:
@@ -203,7 +203,7 @@ class Journal:
         name = _record_of(number)
         try:
             record = decode(_Record, parse(self._store.get(name, limits.JSON_BYTES)))
-        except Malformed as error:
+        except MalformedJson as error:
             raise self._damaged(name, f"{error}") from error
         if (record.plan, record.part) != (self.digest, number):
             raise self._damaged(name, "it describes another part")

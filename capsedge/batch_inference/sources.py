@@ -28,14 +28,14 @@ from capsedge.runtime.files.reading import open_regular_file
 from capsedge.runtime.images.headers import SUFFIXES
 from capsedge.spec import limits
 
-# --- Arrays: idx, npy and npz files ---
+# --- ArrayRows: idx, npy and npz files ---
 
 _READ = 64  # images read at once
 _CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
-class Arrays:
+class ArrayRows:
     """The images of one array, ``[N, H, W]`` or ``[N, H, W, C]`` of pixels or ``[N, C, H, W]`` of floats.
 
     Plain npy and idx files are read part by part; archives and compressed files are held in memory, within
@@ -93,7 +93,7 @@ class Arrays:
                 yield Item(str(k), row)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Arrays, (self.storage, self.kind, self.column)  # without the arrays in memory
+        return ArrayRows, (self.storage, self.kind, self.column)  # without the arrays in memory
 
     @cached_property
     def _copy(self) -> tempfile.TemporaryDirectory[str]:
@@ -146,7 +146,7 @@ class Arrays:
         return wanted
 
     @cached_property
-    def _layout(self) -> _Layout | None:
+    def _layout(self) -> _ColumnLayout | None:
         """The position of the rows in an uncompressed file; None for other files."""
         if self.kind == "npz":
             return None
@@ -167,7 +167,7 @@ class Arrays:
                 if len(packed) < 4 * head[3]:
                     return None
                 dtype, shape = np.dtype(np.uint8), struct.unpack(f">{head[3]}I", packed)
-            layout = _Layout(file.tell(), dtype, shape)
+            layout = _ColumnLayout(file.tell(), dtype, shape)
         if layout.start + layout.row_bytes * shape[0] != size:
             raise UsageError(
                 f"{self.storage.address} is incomplete.",
@@ -197,7 +197,7 @@ class Arrays:
 
 
 @dataclass(frozen=True)
-class _Layout:
+class _ColumnLayout:
     """The position of an array in a file."""
 
     start: int
@@ -272,17 +272,17 @@ def _file(storage: Storage, column: str) -> ImageSource:
     start = storage.start(1024)
     if start[:2] == b"\x1f\x8b":
         inner = _unpacked(start)
-        return Tars(storage, ("",)) if inner[_TAR_MAGIC] == b"ustar" else Arrays(storage, "idx")
+        return Tars(storage, ("",)) if inner[_TAR_MAGIC] == b"ustar" else ArrayRows(storage, "idx")
     if start[:4] == b"PAR1":
         return Tables(storage, ("",), find_column(storage, ("",), column))
     if start[_TAR_MAGIC] == b"ustar" or storage.address.lower().endswith(".tar"):
         return Tars(storage, ("",))
     if start[:4] == b"PK\x03\x04":
-        return Arrays(storage, "npz", column)
+        return ArrayRows(storage, "npz", column)
     if start[:6] == b"\x93NUMPY":
-        return Arrays(storage, "npy")
+        return ArrayRows(storage, "npy")
     if start[:3] == bytes((0, 0, 8)):
-        return Arrays(storage, "idx")
+        return ArrayRows(storage, "idx")
     identified = formats.identify_bytes(start)
     raise UsageError(
         f"{storage.address} is {'no source' if identified is None else identified.name}.",

@@ -20,7 +20,7 @@ from capsedge.errors import ArtefactError, UsageError
 from capsedge.options import takes
 from capsedge.runtime import zoo
 from capsedge.runtime.files import reading
-from capsedge.runtime.files.json_documents import Malformed, decode
+from capsedge.runtime.files.json_documents import MalformedJson, decode
 from capsedge.runtime.files.writing import as_path, write_text
 from capsedge.spec.fields import MANIFEST
 
@@ -63,7 +63,7 @@ _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 @dataclass(frozen=True)
-class _Model:
+class _ModelSpec:
     name: str
     device: str
     ops: str
@@ -137,7 +137,7 @@ def deploy_kserve(
     return KServeDeployment(target, service, tuple(m.name for m in loaded), document)
 
 
-def _read(folder: Path) -> tuple[str, str, list[_Model]]:
+def _read(folder: Path) -> tuple[str, str, list[_ModelSpec]]:
     """The mount, architecture and models of a repository, read from its manifest."""
     there = reading.path_kind(folder)
     if there == reading.FILE or (there is None and str(folder) in zoo.MODELS):
@@ -155,11 +155,11 @@ def _read(folder: Path) -> tuple[str, str, list[_Model]]:
     try:
         values = read_manifest(folder)
         if values.get("kind") != KIND:
-            raise Malformed("it describes another kind of folder")
+            raise MalformedJson("it describes another kind of folder")
         mount, architecture = (decode(str, values.get(k), k) for k in ("mount", "architecture"))
-        found = decode(list[_Model], values.get("models"), "models")
+        found = decode(list[_ModelSpec], values.get("models"), "models")
         _check_models(found)
-    except (Malformed, UsageError) as error:
+    except (MalformedJson, UsageError) as error:
         raise ArtefactError(
             f"{folder} is not a model repository written by capsedge.",
             f"Its {MANIFEST} cannot be used: {error}",
@@ -168,15 +168,15 @@ def _read(folder: Path) -> tuple[str, str, list[_Model]]:
     return mount, architecture, found
 
 
-def _check_models(models: Sequence[_Model]) -> None:
+def _check_models(models: Sequence[_ModelSpec]) -> None:
     """Refuse models that `deploy_triton` would not have listed.
 
     Raises:
-        Malformed: there is no model, or one that it would not have listed.
+        MalformedJson: there is no model, or one that it would not have listed.
     """
     own = {m.name for m in models if not m.twin_of}
     if not own or len({m.name for m in models}) < len(models):
-        raise Malformed("its models do not have distinct names")
+        raise MalformedJson("its models do not have distinct names")
     for model in models:
         if not (
             _MODEL_NAME.fullmatch(model.name)
@@ -184,10 +184,10 @@ def _check_models(models: Sequence[_Model]) -> None:
             and model.ops in ("fused", "portable")
             and model.twin_of in ("", *own)
         ):
-            raise Malformed("it lists something that is not a model")
+            raise MalformedJson("it lists something that is not a model")
 
 
-def _chosen(listed: Sequence[_Model], names: Sequence[str]) -> list[_Model]:
+def _chosen(listed: Sequence[_ModelSpec], names: Sequence[str]) -> list[_ModelSpec]:
     unknown = [name for name in names if name not in {m.name for m in listed}]
     if unknown:
         raise UsageError(
@@ -198,7 +198,7 @@ def _chosen(listed: Sequence[_Model], names: Sequence[str]) -> list[_Model]:
     return [m for m in listed if (m.name in names if names else not m.twin_of)]
 
 
-def _check_plugins(loaded: Sequence[_Model]) -> None:
+def _check_plugins(loaded: Sequence[_ModelSpec]) -> None:
     fused = [m.name for m in loaded if m.ops == "fused" and m.device != "cpu"]
     if fused:
         raise UsageError(

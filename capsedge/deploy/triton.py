@@ -95,7 +95,7 @@ MODEL_FILE, ENGINE_FILE = f"{_VERSION}/model.onnx", f"{_VERSION}/model.plan"
 
 
 @dataclass(frozen=True)
-class Serving:
+class TritonSettings:
     """How Triton runs the models.
 
     Attributes:
@@ -115,7 +115,7 @@ class Serving:
     queue_delay: int = 0
 
 
-def onnx_config(model: ServerModel, name: str, serving: Serving, library: str) -> Message:
+def onnx_config(model: ServerModel, name: str, serving: TritonSettings, library: str) -> Message:
     """The configuration of an ONNX file.
 
     Args:
@@ -144,12 +144,12 @@ def onnx_config(model: ServerModel, name: str, serving: Serving, library: str) -
     return config
 
 
-def engine_config(engine: ServerEngine, serving: Serving) -> Message:
+def engine_config(engine: ServerEngine, serving: TritonSettings) -> Message:
     """The configuration of a TensorRT engine; Triton completes inputs and outputs from the engine."""
     low, best, high = engine.engine_metadata.batch
     most = min(high, serving.max_batch) if low == 1 < high else 0
     if best <= most and not serving.preferred_batches:
-        serving = Serving(**{**vars(serving), "preferred_batches": (best,)})
+        serving = TritonSettings(**{**vars(serving), "preferred_batches": (best,)})
     head = _head(engine.name, "tensorrt", "tensorrt_plan", ENGINE_FILE, most)
     return {**head, **_running(serving, most, serving.gpu or 0)}
 
@@ -179,7 +179,7 @@ def _head(name: str, backend: str, platform: str, file: str, most: int) -> dict[
     }
 
 
-def _running(serving: Serving, most: int, gpu: int | None) -> dict[str, Any]:
+def _running(serving: TritonSettings, most: int, gpu: int | None) -> dict[str, Any]:
     group: dict[str, Any] = {"count": serving.instances}
     group["kind"] = Symbol("KIND_CPU" if gpu is None else "KIND_GPU")
     if gpu is not None:
@@ -276,7 +276,7 @@ def deploy_triton(
     target = as_path(output, "the path of a folder to write")
     gpu = None if options.device is None else parse_device(options.device)
     _check(paths, options.ops, gpu)
-    serving = Serving(
+    serving = TritonSettings(
         gpu, options.instances, options.threads, options.max_batch, options.preferred_batches,
         options.queue_delay,
     )  # fmt: skip
@@ -326,7 +326,7 @@ def _check(models: Sequence[str], ops: str, gpu: int | None) -> None:
 
 
 def _add_model(
-    contents: Contents, model: ServerModel, serving: Serving, mount: str
+    contents: Contents, model: ServerModel, serving: TritonSettings, mount: str
 ) -> list[TritonModel]:
     """Add a model, and its portable twin if it gets one."""
     found = [_add_variant(contents, model, model.name, serving, mount)]
@@ -337,7 +337,7 @@ def _add_model(
 
 
 def _add_variant(
-    contents: Contents, model: ServerModel, name: str, serving: Serving, mount: str
+    contents: Contents, model: ServerModel, name: str, serving: TritonSettings, mount: str
 ) -> TritonModel:
     library = model.library if mount else None
     config = onnx_config(model, name, serving, f"{mount}/{name}/{library.name}" if library else "")
@@ -358,7 +358,11 @@ def _add_variant(
 
 
 def _add_engine(
-    contents: Contents, engine: ServerEngine, serving: Serving, device: str | None, note: Note
+    contents: Contents,
+    engine: ServerEngine,
+    serving: TritonSettings,
+    device: str | None,
+    note: Note,
 ) -> TritonModel:
     if device is not None and serving.gpu is None:
         raise UsageError(

@@ -28,7 +28,7 @@ import numpy as np
 
 from capsedge.errors import EnvironmentProblem, UsageError
 from capsedge.importers.family import Floats, Weights
-from capsedge.runtime.files.json_documents import Malformed, check, decode
+from capsedge.runtime.files.json_documents import MalformedJson, check, decode
 from capsedge.runtime.files.reading import open_regular_file
 from capsedge.spec import limits
 
@@ -59,9 +59,9 @@ def read_key_map(path: Path | str) -> KeyMap:
         data = file.read(limits.JSON_BYTES + 1)
     try:
         if len(data) > limits.JSON_BYTES:
-            raise Malformed(f"it has over {limits.JSON_BYTES // limits.MIB} MiB")
+            raise MalformedJson(f"it has over {limits.JSON_BYTES // limits.MIB} MiB")
         return decode(KeyMap, check(_toml(data)))
-    except (Malformed, ValueError, RecursionError) as error:
+    except (MalformedJson, ValueError, RecursionError) as error:
         raise UsageError(
             f"{path} is not a key map.", f"{error}.", "See docs/how-to/import.md for an example."
         ) from error

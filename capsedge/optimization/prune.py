@@ -33,7 +33,7 @@ from capsedge.optimization.prune_options import PruneOptions
 from capsedge.optimization.prune_report import PruningReport, Round, Size
 from capsedge.options import takes
 from capsedge.runtime.files import json_documents
-from capsedge.runtime.files.json_documents import Malformed, dump
+from capsedge.runtime.files.json_documents import MalformedJson, dump
 from capsedge.runtime.files.reading import path_kind
 from capsedge.runtime.files.settings import changed_settings
 from capsedge.runtime.files.writing import (
@@ -83,7 +83,7 @@ def open_work(folder: Path, settings: str, resume: bool) -> None:
         )
     try:
         changed = changed_settings(json_documents.read(place), json.loads(settings))
-    except Malformed as error:
+    except MalformedJson as error:
         raise ArtefactError(f"{place} is damaged.", f"{error}.", "Remove the folder.") from error
     if changed:
         raise ArtefactError(

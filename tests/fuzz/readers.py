@@ -316,11 +316,11 @@ def _safetensors() -> Iterable[bytes]:
 def _read_config(data: bytes) -> None:
     from capsedge.models.checkpoint import _shapes
     from capsedge.models.configs import config_from_dict
-    from capsedge.runtime.files.json_documents import Malformed, parse
+    from capsedge.runtime.files.json_documents import MalformedJson, parse
 
     try:
         values = parse(data)
-    except Malformed:
+    except MalformedJson:
         return
     _shapes(config_from_dict(values))
 

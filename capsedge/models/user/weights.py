@@ -35,7 +35,7 @@ from capsedge.models.weight_names import (
     without_wrappers,
 )
 from capsedge.runtime.files.archives import BadArchive
-from capsedge.runtime.files.json_documents import Malformed
+from capsedge.runtime.files.json_documents import MalformedJson
 from capsedge.runtime.files.reading import file_size, open_regular_file
 from capsedge.runtime.files.safetensors import read_header
 from capsedge.spec import limits
@@ -197,7 +197,7 @@ def _in_words(location: tuple[str, ...]) -> str:
 def _of_safetensors(path: Path, file: Any) -> StateDict:
     try:
         header = read_header(file)
-    except Malformed as error:
+    except MalformedJson as error:
         raise _damaged(path, error) from error
 
     def read() -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from capsedge.errors import ArtefactError
 from capsedge.runtime.files import json_documents
-from capsedge.runtime.files.json_documents import Malformed, decode
+from capsedge.runtime.files.json_documents import MalformedJson, decode
 from capsedge.runtime.files.reading import file_size, open_regular_file, path_kind
 from capsedge.runtime.files.writing import sha256, with_suffix_appended, write_text
 from capsedge.runtime.metadata.metadata import ModelMetadata
@@ -210,9 +210,9 @@ def read(engine: Path) -> EngineMetadata:
         values = decode(dict[str, Any], json_documents.read(path, limits.METADATA_VALUES))
         schema = decode(int, values.pop("schema", None), "schema")
         if schema != ENGINE_SCHEMA:
-            raise Malformed(f"schema {schema}; this version of capsedge reads {ENGINE_SCHEMA}")
+            raise MalformedJson(f"schema {schema}; this version of capsedge reads {ENGINE_SCHEMA}")
         engine_info = decode(EngineMetadata, values)
-    except Malformed as error:
+    except MalformedJson as error:
         raise ArtefactError(
             f"The metadata file {path} cannot be read.",
             f"{error}.",

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Any
 
 from capsedge.errors import ArtefactError
-from capsedge.runtime.files.json_documents import Malformed, decode, dump, parse
+from capsedge.runtime.files.json_documents import MalformedJson, decode, dump, parse
 from capsedge.runtime.metadata.cascade_metadata import Cascade
 from capsedge.runtime.metadata.origin import Origin, TrainingSplit
 from capsedge.runtime.metadata.scores import ChosenScores
@@ -251,7 +251,7 @@ class ModelMetadata:
             return None
         try:
             if sum(map(len, ours.values())) > limits.METADATA_BYTES:
-                raise Malformed(f"it has over {limits.METADATA_BYTES // limits.MIB} MiB")
+                raise MalformedJson(f"it has over {limits.METADATA_BYTES // limits.MIB} MiB")
             schema = decode(int, _parsed("schema", ours.pop("schema", "null")), "schema")
             if schema != SCHEMA:
                 raise ArtefactError(
@@ -260,7 +260,7 @@ class ModelMetadata:
                     "Export the model again, or install the capsedge that made it.",
                 )
             return decode(cls, {name: _parsed(name, text) for name, text in ours.items()})
-        except Malformed as error:
+        except MalformedJson as error:
             raise ArtefactError(
                 "The model's metadata cannot be read.",
                 f"{error}.",
@@ -276,11 +276,11 @@ def _parsed(name: str, text: str) -> Any:
     """The plain values of a property."""
     most = _MOST.get(name, limits.METADATA_BYTES)
     if len(text) > most:
-        raise Malformed(f"'{name}' has over {most // limits.KIB} KiB")
+        raise MalformedJson(f"'{name}' has over {most // limits.KIB} KiB")
     try:
         return parse(text, most=limits.METADATA_VALUES)
-    except Malformed as error:
-        raise Malformed(f"'{name[:80]}': {error}") from error
+    except MalformedJson as error:
+        raise MalformedJson(f"'{name[:80]}': {error}") from error
 
 
 def _check_measurable(preprocessing: Preprocessing | None) -> None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from capsedge.errors import ArtefactError, ShapeError, UsageError
 from capsedge.runtime.backends.backend import Port
-from capsedge.runtime.files.json_documents import Malformed, decode, dump, parse
+from capsedge.runtime.files.json_documents import MalformedJson, decode, dump, parse
 from capsedge.spec.fields import INPUTS_KEY
 
 # ONNX Runtime's words for an index that a table does not have.
@@ -74,7 +74,7 @@ def read_inputs_property(properties: Mapping[str, str]) -> dict[str, InputBounds
         return {}
     try:
         return decode(dict[str, InputBounds], parse(text), INPUTS_KEY)
-    except Malformed as error:
+    except MalformedJson as error:
         raise _unreadable(str(error)) from error
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from capsedge.errors import ArtefactError, CapsedgeError
 from capsedge.runtime.files.formats import is_engine
-from capsedge.runtime.files.protobuf import BYTES, Malformed
+from capsedge.runtime.files.protobuf import BYTES, MalformedProtobuf
 from capsedge.runtime.files.text import printable
 from capsedge.runtime.onnx_file.summary import read_bytes, summarize
 from capsedge.runtime.onnx_file.wire import MODEL, FieldValues, Message, Walker, number_of
@@ -104,7 +104,7 @@ def _read(data: bytes) -> _StoredReader:
     reader = _StoredReader(data)
     try:
         reader.walk(MODEL, 0, len(data))
-    except (Malformed, UnicodeDecodeError) as error:
+    except (MalformedProtobuf, UnicodeDecodeError) as error:
         raise ArtefactError(
             "The file is not a complete ONNX file.",
             f"Read as one, {error}.",
@@ -161,7 +161,11 @@ class _StoredReader(Walker):
                 if math.prod(sizes) != values.size:
                     continue
                 values = values.reshape(sizes)
-            except (Malformed, ValueError, OverflowError):  # whoever runs the file refuses it
+            except (
+                MalformedProtobuf,
+                ValueError,
+                OverflowError,
+            ):  # whoever runs the file refuses it
                 continue
             yield Stored(name, values)
 
@@ -197,7 +201,7 @@ def _unpacked(packed: bytes) -> NDArray[np.uint64]:
     ends = np.flatnonzero(read < 0x80)
     if not len(ends) or ends[-1] != len(read) - 1:
         if len(read):
-            raise Malformed("a list of numbers ends inside one")
+            raise MalformedProtobuf("a list of numbers ends inside one")
         return np.zeros(0, np.uint64)
     starts = np.append(0, ends[:-1] + 1)
     place = np.arange(len(read)) - np.repeat(starts, ends - starts + 1)

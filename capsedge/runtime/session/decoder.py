@@ -17,7 +17,13 @@ from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
 from capsedge.runtime.backends.backend import Backend, ModelFile, PartialBackend, Port
-from capsedge.runtime.files.protobuf import BYTES, Malformed, Wire, length_delimited, message
+from capsedge.runtime.files.protobuf import (
+    BYTES,
+    MalformedProtobuf,
+    Wire,
+    length_delimited,
+    message,
+)
 from capsedge.runtime.session.tensors import LARGEST, AnyArray, as_array, checked_input
 from capsedge.spec import limits, onnx_wire
 from capsedge.spec.vocabularies import POSES, RECONSTRUCTION
@@ -321,7 +327,7 @@ def extract_subgraph(data: bytes, start: str, end: str) -> bytes:
     """
     try:
         return _extract(_DecoderGraph(data), start, end)
-    except Malformed as error:
+    except MalformedProtobuf as error:
         raise SubgraphError(str(error)) from error
 
 
