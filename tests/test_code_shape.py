@@ -35,7 +35,6 @@ SHARED = {
 LONGEST = 60  # lines of code of a function
 LONG = {
     "graph/fusion/per_image:_other_reads",
-    "deploy/web:deploy_web",
 }
 REPEATS = 17  # runs of six lines or more that stand in several places (`python -m tools.repeats`)
 

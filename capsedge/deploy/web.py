@@ -7,7 +7,7 @@ import importlib.util
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -279,8 +279,8 @@ def deploy_web(
         >>> [model.name for model in made.models]
         ['digits-dynamic']
     """
-    given = [models] if isinstance(models, (str, os.PathLike)) else list(models)
-    paths = [str(as_path(path, MODEL)) for path in given]
+    chosen = [models] if isinstance(models, (str, os.PathLike)) else list(models)
+    paths = [str(as_path(path, MODEL)) for path in chosen]
     target = as_path(output, "the path of a folder to write")
     _check(paths, iterations)
     for path in paths:
@@ -296,46 +296,72 @@ def deploy_web(
         if note is not None:
             note(text)
 
-    chosen = grouped(page_models(paths, iterations, noted))
-    models_by_path = {path: model.data for _, files in chosen for path, model in files}
-    contents: dict[str, bytes | Path] = {
-        **site,
-        **models_by_path,
-    }
-    compiled: dict[str, tuple[str, bytes]] = {}
-    runtime = [path for name, path in site.items() if name.startswith(PAGE_RUNTIME)]
-    if compiled_models.is_available():
-        compiled = compiled_models.compile_models(models_by_path, noted)
-    else:
-        compiled_models.note_without_extra(sum(p.stat().st_size for p in runtime), noted)
-    contents |= dict(compiled.values())
-    photographs = [
-        path for _, files in chosen[1:] for path, model in files if _is_of_photographs(model)
-    ]
-    later = [
-        *compiled_models.late_files(compiled, list(models_by_path)),
-        *photographs,
-        *(compiled[path][0] for path in photographs if path in compiled),
-    ]
-    late = (ON_DEMAND, *dict.fromkeys(later))
-    offered = tuple(
-        WebModel(
-            name,
-            files[0][1].metadata.routing,
-            files[0][1].metadata.precision,
-            {model.metadata.iterations: path for path, model in files},
-            {m.metadata.iterations: compiled[path][0] for path, m in files if path in compiled},
-        )
-        for name, files in chosen
-    )
-    named = [listed(path, contents[path]) for path in sorted(contents) if path != WORKER]
-    manifest = _manifest(offered, named, late)
+    page = _compiled(site, grouped(page_models(paths, iterations, noted)), noted)
+    contents: dict[str, bytes | Path] = {**site, **page.models, **dict(page.compiled.values())}
+    late = (ON_DEMAND, *page.late())
+    files = [listed(path, contents[path]) for path in sorted(contents) if path != WORKER]
+    manifest = _manifest(page.offered(), files, late)
     version = hashlib.sha256(manifest).hexdigest()[:16]
     worker = site[WORKER].read_bytes().replace(_VERSION, version.encode())
-    written = {**contents, MANIFEST: manifest, WORKER: worker}
-    write_folder(target, written, earlier)
-    named += [listed(MANIFEST, manifest), listed(WORKER, worker)]
-    return WebDeployment(target, offered, tuple(named), tuple(notes), late)
+    write_folder(target, {**contents, MANIFEST: manifest, WORKER: worker}, earlier)
+    files += [listed(MANIFEST, manifest), listed(WORKER, worker)]
+    return WebDeployment(target, page.offered(), tuple(files), tuple(notes), late)
+
+
+@dataclass(frozen=True)
+class _PageFiles:
+    """The models of a page: as ONNX files, and compiled where that is possible.
+
+    Attributes:
+        groups: name of each model, with the paths and contents of its files.
+        compiled: path and content of the compiled form of a file, by the file's path.
+    """
+
+    groups: Sequence[tuple[str, Files]]
+    compiled: Mapping[str, tuple[str, bytes]]
+
+    @property
+    def models(self) -> dict[str, bytes]:
+        return {path: model.data for _, files in self.groups for path, model in files}
+
+    def late(self) -> list[str]:
+        """The files that are loaded only when they are needed, each once."""
+        photographs = [
+            path
+            for _, files in self.groups[1:]
+            for path, model in files
+            if _is_of_photographs(model)
+        ]
+        compiled = [self.compiled[path][0] for path in photographs if path in self.compiled]
+        first = compiled_models.late_files(self.compiled, list(self.models))
+        return list(dict.fromkeys([*first, *photographs, *compiled]))
+
+    def offered(self) -> tuple[WebModel, ...]:
+        return tuple(
+            WebModel(
+                name,
+                files[0][1].metadata.routing,
+                files[0][1].metadata.precision,
+                {m.metadata.iterations: path for path, m in files},
+                {
+                    m.metadata.iterations: self.compiled[path][0]
+                    for path, m in files
+                    if path in self.compiled
+                },
+            )
+            for name, files in self.groups
+        )
+
+
+def _compiled(
+    site: Mapping[str, Path], groups: Sequence[tuple[str, Files]], note: Callable[[str], None]
+) -> _PageFiles:
+    if compiled_models.is_available():
+        files = _PageFiles(groups, {}).models
+        return _PageFiles(groups, compiled_models.compile_models(files, note))
+    runtime = [path for name, path in site.items() if name.startswith(PAGE_RUNTIME)]
+    compiled_models.note_without_extra(sum(p.stat().st_size for p in runtime), note)
+    return _PageFiles(groups, {})
 
 
 def _is_of_photographs(model: PageModel) -> bool:
