@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,26 @@ def pytest_collection_finish() -> None:
     """Thousands of tests live to the end: the garbage collector need not look at them each time."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread_in_onnxruntime() -> Iterator[None]:
+    """By default it starts one for each core, which wait in loops; other processes keep the default."""
+    try:
+        import onnxruntime
+    except ImportError:
+        yield
+        return
+
+    class OneThread(onnxruntime.SessionOptions):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.intra_op_num_threads = 1
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(onnxruntime, "SessionOptions", OneThread)
+        patch.setattr("capsedge.runtime.backends.onnxruntime_session.available_threads", lambda: 1)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ import hashlib
 import os
 import pickle
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -94,7 +95,10 @@ def _key(model: CapsuleModel, options: dict[str, Any]) -> str:
     digest = hashlib.sha256(repr((type(model).__name__, model.config, model.origin)).encode())
     for name, tensor in model.state_dict().items():
         digest.update(name.encode() + tensor.numpy().tobytes())
+    usual = {each.name: each.default for each in fields(ExportOptions)}
     for name, value in sorted(options.items()):
+        if name in usual and value == usual[name]:
+            continue
         digest.update(repr((name, tuple(value) if isinstance(value, list) else value)).encode())
     return digest.hexdigest()[:16]
 

@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -99,12 +99,24 @@ def _start_hypothesis() -> None:
     draw()
 
 
+def _imported(
+    name: str,
+    globals: Any = None,
+    locals: Any = None,
+    fromlist: Sequence[str] | None = (),
+    level: int = 0,
+) -> bool:
+    """Whether an import, by the arguments of ``__import__``, only looks a module up: millions do."""
+    module = None if level else sys.modules.get(name)
+    return module is not None and all(hasattr(module, each) for each in fromlist or ())
+
+
 def register(config: pytest.Config) -> None:
     """Install what measures, and in the process that prints the summary what reports."""
     real = builtins.__import__
 
     def measured(*arguments: Any, **options: Any) -> Any:
-        if shared.active:
+        if shared.active or _imported(*arguments, **options):
             return real(*arguments, **options)
         with shared:
             return real(*arguments, **options)

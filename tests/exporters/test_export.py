@@ -113,8 +113,15 @@ def test_weight_layouts_are_folded_in_portable_files(exported: Exports) -> None:
     assert late == []
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("ops", ["auto", "portable"])
+@pytest.mark.parametrize(
+    ("ops", "family"),
+    [
+        *(("portable", family) for family in FAMILIES),
+        ("auto", "dynamic"),
+        ("auto", "attention"),
+        pytest.param("auto", "em", marks=pytest.mark.thorough),
+    ],
+)
 def test_couplings_are_an_output_in_standard_operators(
     exported: Exports, family: str, ops: str
 ) -> None:

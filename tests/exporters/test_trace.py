@@ -54,7 +54,14 @@ class Traced:
         self.outputs = self.session.run(IMAGES[: self.session.backend.batches.fixed])
 
 
-@pytest.fixture(scope="module", params=list(LAYERS))
+# Vectors are traced as matrices are.
+FEWER = [
+    pytest.param(name, marks=pytest.mark.thorough) if name == "attention-vector" else name
+    for name in LAYERS
+]
+
+
+@pytest.fixture(scope="module", params=FEWER)
 def family(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

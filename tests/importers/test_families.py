@@ -137,6 +137,7 @@ CONFUSED = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("case", CONFUSED)
 def test_the_authors_code_notices_the_wrong_function(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -161,6 +162,7 @@ def test_the_authors_code_notices_the_wrong_function(
     assert not target.exists()
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("case", CASES)
 def test_the_authors_code_agrees(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from capsedge.runtime import zoo
 from capsedge.runtime.backends.cuda import load_cuda
-from capsedge.runtime.zoo import ROUTINGS, default_model, zoo_checkpoint
+from capsedge.runtime.zoo import ROUTINGS
 from tests.tensorrt.fixtures import ANY_AMOUNT, cudart, gpu  # noqa: F401
 
 from . import libcapsedge
@@ -19,16 +20,11 @@ from .builds import ROOT
 from .stand_ins import Machine, build, only_machine
 
 
-@pytest.fixture(scope="session", params=["default", *ROUTINGS])
-def zoo_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if request.param == "default":
-        return default_model()
-    pytest.importorskip("torch", reason="exporting the zoo's checkpoints needs torch")
-    from capsedge.exporters.export import export
-    from capsedge.models.checkpoint import load_checkpoint
-
-    path = tmp_path_factory.mktemp("zoo") / f"{request.param}.onnx"
-    export(load_checkpoint(zoo_checkpoint(f"digits-{request.param}")), path)
+@pytest.fixture(params=ROUTINGS)
+def zoo_model(request: pytest.FixtureRequest) -> Path:
+    """The package's model of digits of each routing; the default model is one of them."""
+    path = zoo.zoo_model(f"digits-{request.param}")
+    assert path is not None
     return path
 
 

@@ -49,7 +49,7 @@ def stand_ins_in(folder: Path, *flags: str) -> dict[str, str]:
     common = ("-shared", "-fPIC", *flags)
     compiled("gcc", *common, str(SOURCE), "-o", str(folder / "libcudart.so"))
     compiled(
-        "g++", "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", *common, f"-I{NATIVE}",
+        "g++", "-std=c++17", "-O0", "-Wall", "-Wextra", "-Werror", *common, f"-I{NATIVE}",
         f"-I{NATIVE}/onnxruntime", f"-I{NATIVE}/kernels", str(Path(__file__).with_name("ort_gpu.cpp")),
         "-o", str(folder / "libonnxruntime.so"),
     )  # fmt: skip

@@ -167,9 +167,14 @@ def test_an_unknown_family_and_impossible_positions_are_refused() -> None:
         CONFIGS["convolutional"].replace(primary_positions=(1,))
 
 
-@pytest.mark.sample(12)
-@pytest.mark.parametrize("kind", CONFIGS)
-@pytest.mark.parametrize("factor", [1.3, 2.0])
+@pytest.mark.parametrize(
+    ("kind", "factor"),
+    [
+        pytest.param(kind, factor, marks=[pytest.mark.thorough] if (number + half) % 2 else [])
+        for number, kind in enumerate(CONFIGS)
+        for half, factor in enumerate((1.3, 2.0))
+    ],
+)
 def test_the_choice_meets_its_target_with_the_least_important_units(
     kind: str, factor: float
 ) -> None:

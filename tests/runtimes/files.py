@@ -98,11 +98,16 @@ def make(folder: Path) -> None:
     shipped = folder / "shipped.onnx"
     shipped.write_bytes(default_model().read_bytes())
     _wanted(shipped, x, _torch(load_checkpoint(zoo_checkpoint("digits-dynamic")), shipped, x))
+    make_modules(folder)
+
+
+def make_modules(folder: Path, names: Iterable[str] = ("two", "many", "constants")) -> None:
+    """The files of modules, as in `make`."""
     # Two bodies of equal shapes; more bodies than the library has names for by default; optional inputs.
     u = np.random.default_rng(1).standard_normal((BATCH, 6, 4), dtype=np.float32)
     modules = {"two": Stack((3, 2)), "many": Stack(range(1, 20)), "constants": Constants()}
-    for name, module in modules.items():
-        path = folder / f"{name}.onnx"
+    for name in names:
+        module, path = modules[name], folder / f"{name}.onnx"
         export(
             module.eval(),
             path,

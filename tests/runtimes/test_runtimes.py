@@ -25,6 +25,7 @@ from capsedge.runtime.backends.onnxruntime_session import (
     parse_version,
     version_text,
 )
+from capsedge.spec.vocabularies import ZOO_ROUTINGS as ROUTINGS
 from tests.runtimes import files
 from tools.runtimes import folder
 
@@ -37,6 +38,14 @@ ENVIRONMENT, ARTEFACT = 3, 6
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("runtimes")
     files.make(place)
+    return place
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files that are made in a second."""
+    place = tmp_path_factory.mktemp("small")
+    files.make_modules(place, ("two", "constants"))
     return place
 
 
@@ -115,8 +124,11 @@ def test_the_check_sees_bodies_mixed_up(made: Path, tmp_path: Path) -> None:
     assert answers["two portable bare"]["excess"] > 100
 
 
-def test_bodies_have_names_of_their_own(made: Path) -> None:
-    for path in made.glob("*.onnx"):
+@pytest.mark.parametrize("which", ["small", pytest.param("made", marks=pytest.mark.thorough)])
+def test_bodies_have_names_of_their_own(which: str, request: pytest.FixtureRequest) -> None:
+    paths = list(request.getfixturevalue(which).glob("*.onnx"))
+    assert paths
+    for path in paths:
         model = onnx.load(path)
         names = [(f.domain, f.name) for f in model.functions]
         assert len(names) == len(set(names))
@@ -125,21 +137,21 @@ def test_bodies_have_names_of_their_own(made: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("which", "name"),
     [
-        "dynamic",
-        "em",
-        "attention",
-        "two",
-        "many",
-        "constants",
-        "dynamic-portable",
-        "em-portable",
-        "attention-portable",
+        ("small", "two"),
+        ("small", "constants"),
+        *(
+            pytest.param("made", name, marks=pytest.mark.thorough)
+            for name in ("many", *ROUTINGS, *(f"{routing}-portable" for routing in ROUTINGS))
+        ),
     ],
 )
-def test_the_reference_implementation_agrees(made: Path, name: str) -> None:
-    path = made / f"{name}.onnx"
+def test_the_reference_implementation_agrees(
+    which: str, name: str, request: pytest.FixtureRequest
+) -> None:
+    """Of the files with one routing, `tests/exporters/test_export.py` has small ones."""
+    path = request.getfixturevalue(which) / f"{name}.onnx"
     evaluator = ReferenceEvaluator(str(path))
     with np.load(path.with_suffix(".npz")) as wanted:
         names = [n for n in wanted.files if n not in ("x", "tolerance")]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from numpy.typing import NDArray
 
@@ -102,6 +103,32 @@ def on_gpu(cudart: Any, array: NDArray[Any]) -> OnGpu:
     return OnGpu(cudart, array)
 
 
+class _Once:
+    """What the builder does before TensorRT, once for each file: most tests build the same few."""
+
+    def __init__(self) -> None:
+        self._checked: dict[bytes, bytes] = {}
+        self._inlined: dict[bytes, bytes] = {}
+
+    def checked(self, data: bytes, name: str) -> bytes:
+        from capsedge.graph.check import checked
+
+        if data not in self._checked:
+            self._checked[data] = checked(data, name)
+        return self._checked[data]
+
+    def inline_functions(self, model: onnx.ModelProto) -> onnx.ModelProto:
+        from capsedge.graph.functions import inline_functions
+
+        data = model.SerializeToString(deterministic=True)
+        if data not in self._inlined:
+            self._inlined[data] = inline_functions(model).SerializeToString()
+        return onnx.load_model_from_string(self._inlined[data])
+
+
+_ONCE = _Once()
+
+
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch, cudart: Path) -> Iterator[Any]:
     """A GPU and TensorRT, both stand-ins; yields the library with its knobs."""
@@ -118,6 +145,10 @@ def gpu(monkeypatch: pytest.MonkeyPatch, cudart: Path) -> Iterator[Any]:
     library.fake_multiprocessors(8)
     fake.reset()
     kept = fake.install(library)
+    monkeypatch.setattr(
+        "capsedge.exporters.tensorrt.lowering.inline_functions", _ONCE.inline_functions
+    )
+    monkeypatch.setattr("capsedge.exporters.tensorrt.write_engine.checked", _ONCE.checked)
     yield library
     del kept
     cuda.load_cuda.cache_clear()

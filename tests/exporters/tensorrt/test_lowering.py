@@ -28,7 +28,14 @@ from tests.runtime.test_table_indices import table_file
 IMAGES = np.random.default_rng(0).standard_normal((3, 1, 10, 10)).astype(np.float32)
 
 
-@pytest.fixture(scope="module", params=list(CONFIGS))
+# Vectors are lowered as matrices are.
+FEWER = [
+    pytest.param(name, marks=pytest.mark.thorough) if name == "attention-vector" else name
+    for name in CONFIGS
+]
+
+
+@pytest.fixture(scope="module", params=FEWER)
 def model(request: pytest.FixtureRequest, exported: Exports) -> onnx.ModelProto:
     return onnx.load(exported(network(request.param)).path)
 
