@@ -20,12 +20,7 @@ HOW_TO_GET = (
 
 
 def find_cuda_kernels() -> Path | None:
-    """The file that CAPSEDGE_CUDA_KERNELS names, else that of the package capsedge-cuda, else None.
-
-    Raises:
-        EnvironmentProblem: the variable names a file that does not exist, or the package is of another
-            version, or damaged.
-    """
+    """The file that CAPSEDGE_CUDA_KERNELS names, else that of the package capsedge-cuda, else None."""
     named = os.environ.get(VARIABLE)
     if named:
         return _named(Path(named))
@@ -43,11 +38,7 @@ def find_cuda_kernels() -> Path | None:
 
 
 def find_package() -> Path | None:
-    """The folder of the package capsedge-cuda, or None.
-
-    Raises:
-        EnvironmentProblem: it is of another version.
-    """
+    """The folder of the package capsedge-cuda, or None."""
     try:
         module = importlib.import_module(_MODULE)
     except ModuleNotFoundError:

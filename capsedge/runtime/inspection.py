@@ -64,10 +64,6 @@ def inspect_file(path: Path | str, batches: Sequence[int] = (1,)) -> Inspection:
     Args:
         path: the file; its kind is determined by its content, not its name.
         batches: batch sizes for which the votes' memory is computed.
-
-    Raises:
-        UsageError: no such file, or a batch below 1.
-        ArtefactError: the file is damaged or of no known kind.
     """
     path = Path(path)
     if not batches or min(batches) < 1:
@@ -298,15 +294,7 @@ def inspect(model: ModelLike, *, batch: int | Sequence[int] = 1) -> Inspection |
 
 
 def engine_layers(path: Path, device: int = 0) -> list[EngineLayer]:
-    """The layers of an engine at its best sizes, with the model's layers that they belong to.
-
-    Needs TensorRT and the GPU that the engine was built for: only they know the layers.
-
-    Raises:
-        UsageError: there is no such engine.
-        EnvironmentProblem: TensorRT, CUDA or the GPU is missing.
-        ArtefactError: the engine does not fit this machine.
-    """
+    """The layers of an engine and the model's that they belong to; needs TensorRT and the engine's GPU."""
     from capsedge.runtime.backends.tensorrt_engine import LoadedEngine
 
     engine = LoadedEngine(path, device)
@@ -315,11 +303,7 @@ def engine_layers(path: Path, device: int = 0) -> list[EngineLayer]:
 
 
 def labelled_layers(path: Path, device: int = 0) -> list[dict[str, str]]:
-    """An engine's layers in the order in which they run, with the labels of ``capsedge profile``.
-
-    Raises:
-        as `engine_layers`.
-    """
+    """An engine's layers in the order in which they run, with the labels of ``capsedge profile``."""
     return [
         {
             "belongs_to": merge_locations(locations_in(f"{layer.name} {layer.metadata}")).label,
@@ -333,16 +317,7 @@ def labelled_layers(path: Path, device: int = 0) -> list[dict[str, str]]:
 
 
 def inspect_engine(path: Path, device: int = 0) -> EngineInspection:
-    """Read an engine's metadata file and compare it with this machine.
-
-    Args:
-        path: the engine; its metadata file is next to it.
-        device: number of the GPU that it would run on.
-
-    Raises:
-        UsageError: there is no such engine.
-        ArtefactError: there is no metadata file, it is damaged, or it belongs to other bytes.
-    """
+    """Read an engine's metadata file and compare it with this machine."""
     engine_info = metadata_files.read(path)
     runs, because, timed_for = None, "", ""
     try:

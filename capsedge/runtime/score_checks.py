@@ -45,11 +45,7 @@ class Probes:
 
 
 def probes(shape: Sequence[int], preprocessing: Preprocessing | None = None) -> Probes:
-    """Images for an input of this shape, ``[C, H, W]`` or ``[H, W, C]``.
-
-    Args:
-        preprocessing: how pixels become the input; without it they go from 0 to 1.
-    """
+    """Images ``[C, H, W]`` or ``[H, W, C]``; values from 0 to 1 without a preprocessing."""
     channels_last = preprocessing is not None and preprocessing.layout == "NHWC"
     channels, height, width = (shape[2], *shape[:2]) if channels_last else tuple(shape)
     few = 2 if channels * height * width > _LARGE else 1
@@ -120,11 +116,7 @@ def score_warnings(session: Session) -> tuple[str, ...]:
 
 
 def run_probes(session: Session, preprocessing: Preprocessing | None) -> tuple[Probes, Arrays]:
-    """Check images, and the outputs on them; sizes that the file leaves open are 32.
-
-    Raises:
-        ValueError: the input takes other images, or no floats.
-    """
+    """Check images, and the outputs on them; sizes that the file leaves open are 32."""
     port = session.inputs[0]
     shape = [size if isinstance(size, int) else 32 for size in port.shape[1:]]
     if preprocessing is not None:
@@ -163,11 +155,7 @@ def check_scores(
 
 
 def check_computed(choice: ScoresChoice) -> None:
-    """Refuse scores that a file does not hold as an output.
-
-    Raises:
-        UsageError: they would have to be computed from one.
-    """
+    """Refuse scores that a file does not hold as an output."""
     if choice.form == AS_IT_IS:
         return
     line = ONE_LINE if choice.poses else f"return {choice.output}.flatten(1)"

@@ -122,15 +122,9 @@ def describe_model(
     refuse.
 
     Args:
-        data: the file.
         description: what to state.
         base: metadata to begin with; by default the file's own.
-        name: the name of the file in errors.
         runnable: the same graph, to be run in place of the file.
-
-    Raises:
-        UsageError: the description contradicts itself or does not fit the network.
-        ArtefactError, EnvironmentProblem, UnsupportedModelError: the file cannot be read or run.
     """
     path, runnable = Path(name), runnable or data
     if base is None:
@@ -180,11 +174,7 @@ _FITS_COMMAND = (
 
 
 def checked_properties(metadata: ModelMetadata, name: Path | str = "the model") -> dict[str, str]:
-    """The properties of metadata, which the package reads back.
-
-    Raises:
-        UsageError: it would refuse them.
-    """
+    """The properties of metadata, which the package reads back. Raises UsageError if it would refuse them."""
     try:
         properties = metadata.to_properties()
         read = ModelMetadata.from_properties(properties)
@@ -199,9 +189,7 @@ def checked_properties(metadata: ModelMetadata, name: Path | str = "the model") 
 
 
 def _in_words(metadata: ModelMetadata | None) -> Any:
-    """The part of the metadata that readers use; records of export and calibration may hold NaN, which reads
-    as null.
-    """
+    """The metadata that readers use; other records may hold NaN, which reads as null."""
     return metadata and dataclasses.replace(metadata, configuration={}, calibration={}, parity={})
 
 
@@ -224,9 +212,6 @@ def metadata_for(
     Args:
         session: session of the network, read without its metadata.
         base: what it states so far.
-
-    Raises:
-        UsageError: the description contradicts itself or does not fit the network.
     """
     check_takes_images(str(session.path), {p.name: p.shape for p in session.inputs})
     try:
@@ -268,15 +253,7 @@ def metadata_for(
 
 
 def check_takes_images(name: str, inputs: Mapping[str, Sequence[int | str | None]]) -> None:
-    """Refuse a network whose input is not images.
-
-    Args:
-        name: name of the network.
-        inputs: shapes by name.
-
-    Raises:
-        UsageError: it has several, or not one of four axes.
-    """
+    """Refuse a network whose input is not images."""
     if [len(shape) for shape in inputs.values()] != [4]:
         shapes = ", ".join(f"{port} {list(shape)}" for port, shape in inputs.items())
         raise UsageError(
@@ -304,14 +281,7 @@ def preprocessing_for(
     base: Preprocessing | None,
     name: str,
 ) -> Preprocessing | None:
-    """How images become the input ``[N, *sizes]``, by a description and what was known before.
-
-    Args:
-        name: name of the network, in errors.
-
-    Raises:
-        UsageError, ValueError: the description does not fit, or does not state a size.
-    """
+    """How images become the input ``[N, *sizes]``, by a description and what was known before."""
     given = description.preprocessing
     if given is None or isinstance(given, Preprocessing):
         return given or base
@@ -343,11 +313,7 @@ def _layout(sizes: Sequence[int | str | None]) -> str:
 
 
 def task_of(description: Description, base: ModelMetadata) -> str:
-    """The task that a description gives a network.
-
-    Raises:
-        ValueError: the description contradicts itself.
-    """
+    """The task that a description gives a network."""
     task = description.task
     if task is None and description.class_names is not None:
         task = base.task if base.task in CLASSIFICATION else CLASSIFICATION[0]

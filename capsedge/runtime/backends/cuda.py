@@ -353,11 +353,7 @@ class Cuda:
 
 @lru_cache(maxsize=1)
 def load_cuda() -> Cuda:
-    """The library, loaded once per process.
-
-    Raises:
-        EnvironmentProblem: as for `Cuda`.
-    """
+    """The library, loaded once per process."""
     return Cuda()
 
 

@@ -67,19 +67,11 @@ class CudaNode:
     native: NativeNode
 
     def refused(self) -> str:
-        """Why the kernels do not take it, which needs no GPU; empty if they do.
-
-        Raises:
-            EnvironmentProblem: the library does not load.
-        """
+        """Why the kernels do not take it, which needs no GPU; empty if they do."""
         return self._call("capsedge_cuda_takes")[1]
 
     def scratch(self) -> tuple[int, str]:
-        """Bytes of scratch memory that it needs on the current GPU, and why the kernels do not take it.
-
-        Raises:
-            EnvironmentProblem: the library does not load.
-        """
+        """Bytes of scratch memory that it needs on the current GPU, and why the kernels do not take it."""
         return self._call("capsedge_cuda_scratch", result=ctypes.c_int64)
 
     def run(
@@ -93,9 +85,6 @@ class CudaNode:
 
         Returns:
             Why it could not be queued; empty if it was.
-
-        Raises:
-            EnvironmentProblem: the library does not load.
         """
         address, size = scratch
         return self._call(
@@ -123,8 +112,6 @@ def cuda_node(
     """A node for the kernels.
 
     Args:
-        library: the operator library.
-        name: type of the node.
         attributes: those that are no numbers or lists of numbers are left out.
         inputs: shape and type of each; the type is one of `NATIVE_TYPES`.
     """
@@ -153,11 +140,7 @@ def _attributes(attributes: Mapping[str, Any]) -> Any:
 
 @lru_cache
 def function_of(library: Path, name: str) -> Any:
-    """A function of the operator library.
-
-    Raises:
-        EnvironmentProblem: it does not load, or lacks the function.
-    """
+    """A function of the operator library."""
     try:
         return getattr(ctypes.CDLL(str(library)), name)
     except (OSError, AttributeError) as error:

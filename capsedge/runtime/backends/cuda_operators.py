@@ -53,12 +53,7 @@ class CudaOperators:
 
 
 def find_parts() -> tuple[Path, Path]:
-    """The operator library and the file with the GPU's code.
-
-    Raises:
-        NoKernelsHere: one is not installed, or the driver is too old for the code.
-        EnvironmentProblem: a variable names a file that does not exist.
-    """
+    """The operator library and the file with the GPU's code."""
     library = find_library()
     if library is None:
         absent = no_library()
@@ -94,17 +89,7 @@ def _compute_capability() -> str:
 def with_operators(
     bare: SessionSettings, path: Path, data: bytes, summary: OnnxSummary, ops: str
 ) -> tuple[SessionSettings, bool]:
-    """How a file runs on a GPU, with its operators that have kernels; and whether there are others.
-
-    Args:
-        bare: threads, provider and GPU.
-        path: the file's name in errors.
-        data: its content.
-        ops: as for `capsedge.load`.
-
-    Raises:
-        UsageError, EnvironmentProblem, UnsupportedModelError, ArtefactError: as `choose`.
-    """
+    """How a file runs on a GPU, with its operators that have kernels; and whether there are others."""
     if bare.provider != CUDA_PROVIDER:
         if ops == "fused":
             raise UsageError(
@@ -121,18 +106,7 @@ def with_operators(
 
 
 def choose(path: Path, data: bytes, summary: OnnxSummary, ops: str) -> CudaOperators | None:
-    """What to register for a file on a GPU; None if all of its nodes run as their bodies.
-
-    Args:
-        path: the file's name in errors.
-        data: its content.
-        ops: as for `capsedge.load`.
-
-    Raises:
-        UsageError, EnvironmentProblem: as `library_for`; ``ops`` is ``fused``, and a part is missing.
-        UnsupportedModelError: ``ops`` is ``fused``, and a node has no kernel.
-        ArtefactError: the file is damaged.
-    """
+    """What to register for a file on a GPU; None if all of its nodes run as their bodies."""
     if not check_nodes(path, summary, ops):
         return None
     chosen = None
@@ -159,11 +133,7 @@ def choose(path: Path, data: bytes, summary: OnnxSummary, ops: str) -> CudaOpera
 def _check_bodies(
     path: Path, summary: OnnxSummary, chosen: CudaOperators | None, problem: CapsedgeError | None
 ) -> None:
-    """Refuse a file some of whose nodes have neither a kernel nor a body.
-
-    Raises:
-        EnvironmentProblem: names them and what would run them.
-    """
+    """Refuse a file some of whose nodes have neither a kernel nor a body."""
     names = set(chosen.names if chosen else ())
     bare = {t for t, o in summary.capsedge_nodes if (t, o) not in summary.capsedge_functions}
     missing = sorted(operator_of(name) for name in bare - names)
@@ -179,11 +149,7 @@ def _check_bodies(
 
 
 def load_problem(library: Path, kernels: Path) -> str:
-    """Why the kernels do not load on this machine's GPU; empty if they do.
-
-    Raises:
-        EnvironmentProblem: the operator library does not load.
-    """
+    """Why the kernels do not load on this machine's GPU; empty if they do."""
     from capsedge.runtime.backends.cuda import load_cuda
 
     with suppress(EnvironmentProblem):

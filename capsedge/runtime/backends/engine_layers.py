@@ -79,11 +79,7 @@ class EngineLayer:
 
 
 def from_inspector(information: str) -> list[EngineLayer]:
-    """The layers in the JSON of TensorRT's engine inspector.
-
-    Raises:
-        CapsedgeError: it contains only names: the engine was built without details.
-    """
+    """The layers in the JSON of TensorRT's engine inspector."""
     try:
         found = json.loads(information)["Layers"]
         if not isinstance(found, list):

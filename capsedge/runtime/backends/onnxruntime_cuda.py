@@ -34,9 +34,6 @@ _OTHER_PROVIDER = "only the CUDA provider captures them here"
 class OnnxRuntimeCudaBackend(OnnxRuntimeBackend):
     """A model loaded into ONNX Runtime on a GPU.
 
-    Args:
-        arguments: as for `OnnxRuntimeBackend`.
-
     Raises:
         UnsupportedModelError: graphs are required, and the file cannot be captured.
         EnvironmentProblem, ArtefactError: as `OnnxRuntimeBackend`.
@@ -78,9 +75,7 @@ class OnnxRuntimeCudaBackend(OnnxRuntimeBackend):
         return self._graphs.captured
 
     def run(self, feeds: Feeds, outputs: Sequence[str]) -> dict[str, NDArray[Any]]:
-        """The named outputs, for inputs that have been checked; from the second call of a shape on, by its
-        graph.
-        """
+        """The named outputs for checked inputs; from the second call of a shape on, by its graph."""
         if self.closed:
             raise closed_error(self._path)
         found = self._graphs.run(feeds, outputs)
@@ -154,11 +149,7 @@ class OnnxRuntimeCudaBackend(OnnxRuntimeBackend):
         return {name: results[name] for name in names}
 
     def _check(self, arrays: Mapping[str, DeviceArray], results: Mapping[str, DeviceArray]) -> None:
-        """Refuse arrays that do not fit the model, or may not be written.
-
-        Raises:
-            ShapeError, UsageError: one of them.
-        """
+        """Refuse arrays that do not fit the model, or may not be written."""
         sizes: dict[str, int] = {}
         for port in (*self.inputs, *self.outputs):
             array = arrays.get(port.name) or results.get(port.name)
@@ -170,11 +161,7 @@ class OnnxRuntimeCudaBackend(OnnxRuntimeBackend):
     def _plain_on_device(
         self, cuda: Cuda, session: Any, arrays: Mapping[str, DeviceArray], copies: int
     ) -> dict[str, Any]:
-        """The outputs in memory of ONNX Runtime; the inputs are read where they are.
-
-        Raises:
-            ArtefactError: it cannot run on these shapes.
-        """
+        """The outputs in memory of ONNX Runtime; the inputs are read where they are."""
         binding, kept = session.io_binding(), []
         with CAPTURES.absent():
             for port in self.inputs:
@@ -201,14 +188,7 @@ class OnnxRuntimeCudaBackend(OnnxRuntimeBackend):
     def _give(
         self, cuda: Cuda, found: Mapping[str, Any], results: dict[str, DeviceArray], copies: int, keep: bool
     ) -> None:  # fmt: skip
-        """Outputs of ONNX Runtime in the caller's arrays, and in new ones where it gave none.
-
-        Args:
-            keep: whether the values are the call's own, and may be handed out.
-
-        Raises:
-            ShapeError: an array of the caller does not have the shape of its output.
-        """
+        """Outputs of ONNX Runtime in the caller's arrays, and in new ones where it allocated none."""
         with CAPTURES.absent():
             for port in self.outputs:
                 value, shape = found[port.name], tuple(found[port.name].shape())
@@ -266,9 +246,6 @@ def _wanted(port: Port, shape: tuple[int, ...], sizes: dict[str, int]) -> tuple[
     Args:
         shape: that it has.
         sizes: what the names stand for; completed.
-
-    Raises:
-        ShapeError: it has more or fewer axes.
     """
     if len(shape) != len(port.shape):
         raise ShapeError(

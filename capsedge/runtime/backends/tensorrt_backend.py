@@ -45,7 +45,6 @@ class TensorRTBackend:
     """An engine on one GPU.
 
     Args:
-        path: the engine; its metadata file is next to it.
         device: number of the GPU.
         contexts: calls that run at the same time, each with its own memory; others wait.
         graphs: whether to capture CUDA graphs.
@@ -88,11 +87,7 @@ class TensorRTBackend:
 
     @classmethod
     def open(cls, file: ModelFile, options: RuntimeOptions) -> TensorRTBackend:
-        """Load an engine.
-
-        Raises:
-            UsageError, EnvironmentProblem, ArtefactError: as `Backend.open`.
-        """
+        """Load an engine."""
         gpu = parse_device(options.device or "cuda")
         if gpu is None or options.ops != "auto" or options.provider != "auto":
             raise UsageError(
@@ -230,11 +225,7 @@ class TensorRTBackend:
         )  # fmt: skip
 
     def _sizes_of(self, feeds: Feeds) -> EngineSizes:
-        """The sizes of a call.
-
-        Raises:
-            ShapeError: the engine was not built for them.
-        """
+        """The sizes of a call. Raises ShapeError if the engine was not built for them."""
         return self._sizes({name: array.shape for name, array in feeds.items()})
 
     def _sizes(self, shapes: Mapping[str, tuple[int, ...]]) -> EngineSizes:
@@ -281,11 +272,7 @@ def _read(address: int, port: Port, shape: tuple[int, ...]) -> NDArray[Any]:
 def profiled_engine(
     engine: LoadedEngine, feeds: Feeds, sizes: EngineSizes
 ) -> Iterator[ProfiledEngine]:
-    """An engine on inputs, in memory and on a stream separate from those of calls.
-
-    Args:
-        sizes: of the inputs.
-    """
+    """An engine on inputs of these sizes, in memory and on a stream separate from those of calls."""
     cuda = engine.cuda
     with cuda.on(engine.device):
         slot = Slot(engine)
@@ -327,9 +314,7 @@ class ProfiledEngine:
         self._engine.cuda.synchronize(self._slot.stream)
 
     def finish(self) -> Recording:
-        """What TensorRT reported. It reports only durations, so each layer begins where the previous one
-        ends.
-        """
+        """TensorRT's report: durations only, so each layer begins where the previous one ends."""
         layers = {layer.name: layer for layer in self._engine.layers(self._sizes)}
         runs, at = [], 0.0
         for run in self._runs:

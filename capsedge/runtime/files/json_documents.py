@@ -35,12 +35,7 @@ class Malformed(ValueError):
 
 
 def read(path: Path, most: int = limits.JSON_VALUES) -> Any:
-    """The JSON document in a file, with at most this many values.
-
-    Raises:
-        UsageError: it cannot be read.
-        Malformed: as for `parse`.
-    """
+    """The JSON document in a file, with at most this many values."""
     with open_regular_file(path) as file:
         return parse(file.read(limits.JSON_BYTES + 1), most=most)
 
@@ -53,9 +48,6 @@ def parse(data: bytes | str, nan: Nan = "refuse", most: int = limits.JSON_VALUES
         nan: what to do with NaN, infinities and numbers beyond doubles, which JSON does not define but
             Python writes: ``refuse``, take as ``null``, or ``keep``.
         most: values that it may have.
-
-    Raises:
-        Malformed: it is not JSON, exceeds the limits, or names a key twice.
     """
     if len(data) > limits.JSON_BYTES:
         raise Malformed(f"it has over {limits.JSON_BYTES // limits.MIB} MiB")
@@ -98,12 +90,7 @@ def _with_null(values: Any) -> Any:
 
 
 def check(values: Any, finite: bool = True, most: int = limits.JSON_VALUES) -> Any:
-    """Check plain values from a source other than JSON against the same limits.
-
-    Raises:
-        Malformed: there are values other than strings, numbers, true, false, null, lists and objects, or too
-            many values.
-    """
+    """Check plain values from a source other than JSON against the same limits."""
     left = most
     rows = [iter((values,))]  # one per depth
     while rows:
@@ -189,9 +176,6 @@ def decode(kind: type[T], values: Any, name: str = "") -> T:
 
     Args:
         name: the name of the value in errors; empty for the whole document.
-
-    Raises:
-        Malformed: a field is missing, unknown or of another type, or the class refuses its value.
     """
     return typing.cast(T, _decode(kind, values, name))
 

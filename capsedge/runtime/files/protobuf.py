@@ -119,9 +119,7 @@ class Wire:
         raise Malformed(f"a number at byte {at} does not end")
 
     def end_of_number(self, start: int) -> int:
-        """Where a number whose tag is at ``start`` ends; models have only number fields and length-delimited
-        ones.
-        """
+        """Where a number whose tag is at ``start`` ends; models have no other fixed-length fields."""
         _, after = self.tag(start, len(self.data))
         return self.varint(after, len(self.data))[1]
 

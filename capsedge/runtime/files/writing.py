@@ -33,23 +33,14 @@ _LINKS = 40  # followed at most, as Linux does
 
 
 def write_bytes(target: Path | str, data: bytes | memoryview) -> None:
-    """Write a file completely or not at all.
-
-    Raises:
-        UsageError: its folder does not exist or is not writable, or the target is not a plain file.
-        EnvironmentProblem: the disk is full or failing; nothing is left behind.
-    """
+    """Write a file completely or not at all."""
     with atomic_writer(target) as file:
         file.write(data)
 
 
 @contextmanager
 def atomic_writer(target: Path | str) -> Iterator[BinaryIO]:
-    """A file to write piece by piece; it takes its place when the block ends, and not if the block fails.
-
-    Raises:
-        UsageError, EnvironmentProblem: as ``write_bytes``.
-    """
+    """A file to write piece by piece; it takes its place when the block ends, and not if the block fails."""
     resolved, older = _resolve_target(target)
     _remove_stale(resolved.parent)
     with writable_errors(target), _replacing(resolved, older is None) as handle:
@@ -66,11 +57,7 @@ def write_text(target: Path | str, text: str) -> None:
 
 
 def check_writable(target: Path | str) -> None:
-    """Check before long work whether ``target`` can be written, without changing anything.
-
-    Raises:
-        UsageError: as ``write_bytes``.
-    """
+    """Check before long work whether ``target`` can be written, without changing anything."""
     folder = _resolve_target(target)[0].parent
     if not os.access(folder, os.W_OK | os.X_OK):
         raise UsageError(
@@ -81,11 +68,7 @@ def check_writable(target: Path | str) -> None:
 
 
 def check_creatable(folder: Path) -> None:
-    """Check before long work whether a folder that does not exist can be created, without changing anything.
-
-    Raises:
-        UsageError: something else is in its way, or the folder above may not be written.
-    """
+    """Check before long work that a missing folder can be created, without changing anything."""
     above = folder
     while (found := reading.path_kind(above)) is None and above != above.parent:
         above = above.parent
@@ -105,12 +88,7 @@ def with_suffix_appended(path: Path, suffix: str) -> Path:
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder for outputs, and its parents, if they do not exist.
-
-    Raises:
-        UsageError: it cannot be created.
-        EnvironmentProblem: the disk is full.
-    """
+    """Create a folder for outputs, and its parents, if they do not exist."""
     with writable_errors(folder, f"Cannot create the folder {folder}."):
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -123,9 +101,6 @@ def check_apart(
     Args:
         inputs: files, and folders of data sets.
         flat: the same, for folders of which only the files are read, not those in sub-folders.
-
-    Raises:
-        UsageError: an output is also an input or another output.
     """
     folders, seen = {3: list(inputs), 1: list(flat)}, dict[object, Path | str]()
     files = {_identity(path): path for paths in folders.values() for path in paths}
@@ -151,11 +126,7 @@ def check_apart(
 
 @contextmanager
 def temporary_folder() -> Iterator[Path]:
-    """A folder that is removed with its content when the block ends.
-
-    Raises:
-        EnvironmentProblem: it cannot be created, or its disk filled up while the block ran.
-    """
+    """A folder that is removed with its content when the block ends."""
     try:
         folder = tempfile.TemporaryDirectory(prefix="capsedge-", ignore_cleanup_errors=True)
     except OSError as error:
@@ -174,11 +145,7 @@ def temporary_folder() -> Iterator[Path]:
 
 
 def sha256(path: Path | str) -> str:
-    """SHA-256 of a file, in hexadecimal.
-
-    Raises:
-        UsageError: it cannot be read.
-    """
+    """SHA-256 of a file, in hexadecimal. Raises UsageError if it cannot be read."""
     import hashlib
 
     digest = hashlib.sha256()
@@ -189,11 +156,7 @@ def sha256(path: Path | str) -> str:
 
 
 def _resolve_target(target: Path | str) -> tuple[Path, os.stat_result | None]:
-    """The file behind a name, with links followed, and what is there now.
-
-    Raises:
-        UsageError: no file can be written there.
-    """
+    """The file behind a name, with links followed, and what is there now."""
     target = Path(target)
     older: os.stat_result | None = None
     with writable_errors(target):
@@ -361,10 +324,6 @@ def write_folder(
         target: the folder; a link to one stays a link.
         files: contents, or files to copy, by their paths in the folder, ``/`` between names.
         replaced: the paths that an earlier folder may hold, as in `check_replaceable`.
-
-    Raises:
-        UsageError: the target is not a folder, holds other files, or cannot be written.
-        EnvironmentProblem: the disk is full or failing; nothing is left behind.
     """
     check_replaceable(target, replaced)
     resolved = Path(os.path.realpath(target))
@@ -385,11 +344,7 @@ def write_folder(
 
 
 def check_replaceable(target: Path, replaced: Collection[str]) -> None:
-    """Refuse a target that is not a folder, or that holds more than what may be replaced.
-
-    Raises:
-        UsageError: it is one of these.
-    """
+    """Refuse a target that is not a folder, or that holds more than what may be replaced."""
     found = reading.path_kind(target)
     if found is None:
         return
@@ -449,12 +404,7 @@ _FIXES = {
 
 @contextmanager
 def as_file(model: ModelLike) -> Iterator[Path]:
-    """The model's file; for bytes, a temporary one named ``model.onnx``.
-
-    Raises:
-        UsageError: it is neither a path nor bytes.
-        EnvironmentProblem: the disk is full.
-    """
+    """The model's file; for bytes, a temporary one named ``model.onnx``."""
     if not isinstance(model, bytes):
         yield as_path(model, MODEL_OR_BYTES)
         return
@@ -469,9 +419,6 @@ def as_path(value: object, expected: str) -> Path:
 
     Args:
         expected: what should have been passed, one of the constants above.
-
-    Raises:
-        UsageError: it is not a path.
     """
     if isinstance(value, (str, os.PathLike)) and isinstance(os.fspath(value), str):
         return Path(value)
@@ -493,9 +440,7 @@ def path_error(value: object, expected: str) -> UsageError:
 
 
 def type_in_words(value: object) -> str:
-    """A description of a value. The types of frameworks are recognized by their attributes, so none is
-    imported.
-    """
+    """A description of a value; types of frameworks are recognized by attributes, without imports."""
     if value is None or isinstance(value, (str, os.PathLike)):
         return "None" if value is None else "a path"
     if isinstance(value, type):

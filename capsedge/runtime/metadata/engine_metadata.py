@@ -191,12 +191,7 @@ def write(engine: Path, metadata: EngineMetadata) -> None:
 
 
 def read(engine: Path) -> EngineMetadata:
-    """The metadata file of an engine, after its checksum has been compared with the engine's bytes.
-
-    Raises:
-        UsageError: there is no such engine.
-        ArtefactError: there is no metadata file, it is damaged, or it belongs to other bytes.
-    """
+    """The metadata file of an engine, after its checksum has been compared with the engine's bytes."""
     with open_regular_file(engine, "Name an engine.") as file:
         found = file_size(file)
     path = metadata_path(engine)
@@ -232,9 +227,6 @@ def check(engine: Path, metadata: EngineMetadata, here: BuildMachine, plugin: Pa
 
     Args:
         plugin: the installed plugin library; None if there is none.
-
-    Raises:
-        ArtefactError: the engine was built for something else.
     """
     built = metadata.machine
     what = [

@@ -104,11 +104,7 @@ class Origin:
 
 
 def origin_of(path: Path | str) -> Origin | None:
-    """The origin of a checkpoint; None if it was not imported, or is not a safetensors file.
-
-    Raises:
-        UsageError, ArtefactError: it cannot be read.
-    """
+    """The origin of a checkpoint; None if it was not imported, or is not a safetensors file."""
     return field_of(Origin, path, ORIGIN_KEY, "where its weights come from", "Import it again.")
 
 
@@ -171,12 +167,7 @@ class Pruned:
 
 
 def pruned_of(path: Path | str) -> Pruned | None:
-    """The checkpoint from which a checkpoint was pruned; None if it was not pruned, or is not a safetensors
-    file.
-
-    Raises:
-        UsageError, ArtefactError: it cannot be read.
-    """
+    """The checkpoint that this one was pruned from; None if it was not, or is not safetensors."""
     return field_of(Pruned, path, PRUNING_KEY, "what it was pruned from", "Prune it again.")
 
 
@@ -326,11 +317,7 @@ def thresholds(values: Sequence[int]) -> str:
 
 
 def training_split_of(path: Path | str) -> TrainingSplit | None:
-    """The rule of a checkpoint; None if it states none, or is not a safetensors file.
-
-    Raises:
-        UsageError, ArtefactError: it cannot be read.
-    """
+    """The rule of a checkpoint; None if it states none, or is not a safetensors file."""
     return field_of(
         TrainingSplit,
         path,

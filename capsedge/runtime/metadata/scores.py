@@ -90,11 +90,7 @@ class _ScoresCandidate:
 
 
 def shape_fault(name: str, sizes: Sequence[int | str | None], classes: int = 0) -> str:
-    """The fault in the shape of scores, without the batch; empty if they are ``[N, classes]``.
-
-    Args:
-        classes: how many there are; 0 where that is not known.
-    """
+    """The fault in scores' shape, empty if ``[N, classes]``; ``classes`` is 0 where not known."""
     if len(sizes) != 1:
         capsules = f"; that of capsules gives their lengths: {ONE_LINE}" if len(sizes) == 2 else ""
         return f"'{name}' has {list(sizes)} for an image, not a score for each class{capsules}"
@@ -128,10 +124,6 @@ def choose_scores(
             of classes is open, so is one of as many values.
         others: further inputs, of which an output may be a copy: a label.
         adds: whether the caller can add lengths to the network, as export does.
-
-    Raises:
-        UsageError: there is none, or the choice is ambiguous; the error names the option or line of code that
-            decides.
     """
 
     def fits(count: int) -> bool:
@@ -191,11 +183,7 @@ def _alone(one: _ScoresCandidate, capsules: Sequence[_ScoresCandidate]) -> tuple
 
 
 def has_candidates(outputs: Arrays, least: int, images: Sequence[int]) -> bool:
-    """Whether an output has the shape of at least this many scores or capsules; pictures do not count.
-
-    Args:
-        images: as of `choose`.
-    """
+    """Whether an output has the shape of at least this many scores or capsules; pictures do not count."""
     rows = max(map(len, outputs.values()), default=0)
     found = _candidates(outputs, lambda count: count >= least, tuple(images), rows)
     return not all(_picture(c, images) for c in found)

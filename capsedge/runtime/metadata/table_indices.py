@@ -64,11 +64,7 @@ def inputs_property(stated: Mapping[str, InputBounds]) -> dict[str, str]:
 
 
 def read_inputs_property(properties: Mapping[str, str]) -> dict[str, InputBounds]:
-    """What a file states about its inputs, by name.
-
-    Raises:
-        ArtefactError: the property is damaged.
-    """
+    """What a file states about its inputs, by name. Raises ArtefactError if the property is damaged."""
     text = properties.get(INPUTS_KEY)
     if text is None:
         return {}
@@ -79,11 +75,7 @@ def read_inputs_property(properties: Mapping[str, str]) -> dict[str, InputBounds
 
 
 def bounded_ports(ports: Sequence[Port], stated: Mapping[str, InputBounds]) -> tuple[Port, ...]:
-    """The inputs of a file with what it states about them.
-
-    Raises:
-        ArtefactError: it states lengths of more or fewer axes than an input has.
-    """
+    """The inputs of a file with what it states about them."""
     found = []
     for port in ports:
         bounds = stated.get(port.name)
@@ -106,14 +98,7 @@ def _unreadable(why: str) -> ArtefactError:
 
 
 def check_lengths(name: str, shape: Sequence[int], longest: Sequence[int]) -> None:
-    """Refuse an input with an axis that is too long for the network.
-
-    Args:
-        longest: of each axis; 0 for any.
-
-    Raises:
-        ShapeError: there is one.
-    """
+    """Refuse an input with an axis longer than ``longest`` (0 for any length)."""
     for axis, (size, most) in enumerate(zip(shape, longest, strict=True)):
         if most and size > most:
             raise ShapeError(
@@ -124,11 +109,7 @@ def check_lengths(name: str, shape: Sequence[int], longest: Sequence[int]) -> No
 
 
 def check_indices(name: str, array: NDArray[Any], entries: int) -> None:
-    """Refuse indices beyond a table with this many entries.
-
-    Raises:
-        UsageError: there are some.
-    """
+    """Refuse indices beyond a table with this many entries."""
     if not array.size:
         return
     # As unsigned numbers, negative ones are large, so one pass checks both ends.

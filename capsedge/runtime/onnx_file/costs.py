@@ -281,9 +281,6 @@ def votes_of(
         children: shape of its first input, with any batch.
         weight: shape of its weight; not looked at where the votes are given.
         attributes: attributes of the node; missing ones have their defaults.
-
-    Raises:
-        ValueError: the operator cannot have these shapes or attributes, or a size is unknown.
     """
     if operator.layout is DENSE:
         _, parents, pose, depth = _sizes(weight)

@@ -186,15 +186,7 @@ class ForecastReport(Report):
 
 
 def forecast(path: Path | str, batch: int = 1, device: str | None = None) -> Forecast:
-    """Forecast memory and traffic of an ONNX file.
-
-    ``capsedge`` nodes count as fused: their votes are never in memory.
-
-    Raises:
-        UsageError: no such file, an unknown device, a batch below 1, or a cascade.
-        ArtefactError: the file is damaged.
-        UnknownSizes: the file does not state the shapes, or leaves more than the batch free.
-    """
+    """Forecast memory and traffic of an ONNX file; ``capsedge`` nodes count as fused, without votes."""
     if batch < 1:
         raise UsageError(
             f"Invalid batch {batch}.", "A batch has at least one image.", "For example: --batch 8."
@@ -307,11 +299,7 @@ class Planner:
         self._order: list[tuple[int, int]] = []  # the same, sorted
 
     def take(self, buffer: int, count: int) -> None:
-        """Place a buffer of this many bytes.
-
-        Raises:
-            UnsupportedModelError: too many are alive at once.
-        """
+        """Place a buffer of this many bytes."""
         if len(self._placed) >= limits.LIVE_VALUES:
             raise UnsupportedModelError(
                 f"Over {limits.LIVE_VALUES:,} values of the graph are live at the same time.",

@@ -322,8 +322,7 @@ def _iterates(instance: _Instance) -> bool:
 def _names(
     written: Graph, instances: list[_Instance | None], running: Graph
 ) -> dict[_Instance, str]:
-    """The layer of every procedure: that of the written node's weight, node and procedure matched in
-    order."""
+    """The layer of every procedure: that of the written node's weight, matched in order."""
     layers: dict[str, list[str]] = defaultdict(list)
     by_node: dict[str, str] = {}
     for node in written.nodes:

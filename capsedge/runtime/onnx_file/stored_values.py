@@ -73,10 +73,6 @@ def refuse_not_finite(data: bytes, name: str) -> None:
 
     Args:
         data: an ONNX file that `summarize` has accepted.
-        name: its name in errors.
-
-    Raises:
-        ArtefactError: it has the tensors' names, how many values, and the first one's position.
     """
     wrong = find_not_finite(data)
     if wrong:
@@ -237,11 +233,7 @@ class NotFinite:
 
 
 def not_finite(name: str, values: NDArray[Any], infinite: bool = False) -> NotFinite | None:
-    """The values of a tensor that are not finite; None if all are.
-
-    Args:
-        infinite: whether its values may be infinite, as those of a mask.
-    """
+    """A tensor's values that are not finite, or with ``infinite`` only NaN; None if there are none."""
     if not np.issubdtype(values.dtype, np.floating):
         return None
     bad = np.isnan(values) if infinite else ~np.isfinite(values)

@@ -84,12 +84,7 @@ class OnnxSummary:
 
 
 def read_bytes(path: Path | str) -> bytes:
-    """Read a complete model file.
-
-    Raises:
-        UsageError: there is no such file, or it cannot be read.
-        ArtefactError: it is empty or too large.
-    """
+    """Read a complete model file."""
     path = Path(path)
     with _opened(path) as file:
         return file.read(limits.FILE_BYTES)
@@ -129,11 +124,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 
 
 def summarize(data: bytes, name: str = "the model") -> OnnxSummary:
-    """Walk an ONNX file; ``name`` is its name in errors.
-
-    Raises:
-        ArtefactError: the bytes are not an ONNX model, or are truncated.
-    """
+    """Walk an ONNX file; ``name`` is its name in errors."""
     try:
         summary = _Summarizer(data).model()
         if not summary.has_graph or not summary.ir_version:
@@ -160,11 +151,7 @@ def not_onnx(name: Path | str, kind: formats.Format, path: str) -> ArtefactError
 
 
 def read_harmless(path: Path | str) -> tuple[bytes, OnnxSummary]:
-    """Read a model file for a runtime, and check that it is harmless.
-
-    Raises:
-        UsageError, ArtefactError, UnsupportedModelError: as `read_bytes`, `summarize` and `check_harmless`.
-    """
+    """Read a model file for a runtime, and check that it is harmless."""
     data = read_bytes(path)
     summary = summarize(data, str(path))
     check_harmless(summary, str(path))
@@ -172,13 +159,7 @@ def read_harmless(path: Path | str) -> tuple[bytes, OnnxSummary]:
 
 
 def check_harmless(summary: OnnxSummary, name: str) -> None:
-    """Refuse a file that would make a runtime open other files, run unknown operators or crash.
-
-    Raises:
-        ArtefactError: weights are in other files, a node holds code compiled for a device, or an input of
-            a capsule operator has no name.
-        UnsupportedModelError: the domain of an operator is neither known nor the file's own.
-    """
+    """Refuse a file that would make a runtime open other files, run unknown operators or crash."""
     if summary.external:
         raise ArtefactError(
             f"{name} keeps weights in other files.",

@@ -27,12 +27,7 @@ def refuse_training(data: bytes, summary: OnnxSummary, name: str) -> None:
     """Refuse a BatchNormalization in training mode, and a Dropout in training mode that an output depends on.
 
     Args:
-        data: an ONNX file.
         summary: what `summarize` found in it.
-        name: its name in errors.
-
-    Raises:
-        UnsupportedModelError: names the node.
     """
     found = summary.training
     if found:

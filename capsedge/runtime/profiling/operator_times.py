@@ -213,11 +213,7 @@ SHOWN_RUNS = 3  # number of runs shown in the trace
 def time_operators(
     session: Session, feeds: Feeds, peaks: Peaks | None = None, seconds: float = SECONDS
 ) -> OperatorTimes:
-    """Run a model with and without its backend's profiler, in turns.
-
-    Raises:
-        UsageError: the backend does not report operator times.
-    """
+    """Run a model with and without its backend's profiler, in turns."""
     backend = session.backend
     if not isinstance(backend, ProfiledBackend):
         raise UsageError(
@@ -250,8 +246,7 @@ def _take_turns(runs: ProfiledRuns, seconds: float) -> tuple[NDArray[np.float64]
 
 
 def _settle(run: Callable[[], Any]) -> int:
-    """Let the other session's threads stop spinning and this session's spread over the cores; returns the
-    number of runs that it took."""
+    """Let the other session's threads stop spinning and these spread; returns the runs that it took."""
     time.sleep(PAUSE)
     return len(timed_runs(run, SETTLE, WARMUP))
 
@@ -304,9 +299,7 @@ def _assemble(
 def _locations(
     path: Path, recording: Recording, run: Sequence[Event]
 ) -> tuple[Graph | None, list[Location], list[str]]:
-    """The operators of a run as a graph, if the backend reports it, with the place of each and its network in
-    a cascade.
-    """
+    """The operators of a run as a graph, if reported, with their places and networks in a cascade."""
     none = [""] * len(run)
     if (
         recording.graph is None

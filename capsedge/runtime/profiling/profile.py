@@ -371,11 +371,7 @@ def _batches(session: Session, wanted: Sequence[int]) -> Sequence[int]:
 
 
 def random_inputs(session: Session, batch: int) -> Feeds:
-    """Inputs of a batch: uniform in [0, 1) from a fixed seed, whole numbers from 0 to 255 or 0 and 1.
-
-    Raises:
-        UsageError: a dimension other than the batch is free.
-    """
+    """Inputs of a batch: uniform in [0, 1) from a fixed seed, whole numbers from 0 to 255 or 0 and 1."""
     rng = np.random.default_rng(SEED)
     return {port.name: _random(rng, port, batch, session) for port in session.inputs}
 

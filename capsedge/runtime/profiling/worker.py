@@ -305,12 +305,7 @@ def load_openvino(s: Specification) -> tuple[Run, str]:
 
 
 def load_litert(s: Specification) -> tuple[Run, str]:
-    """LiteRT with XNNPACK, for a ``.tflite`` file or, through onnx2tf, an ONNX file of constant shapes.
-
-    Raises:
-        ImportError: onnx2tf or ai-edge-litert is not installed.
-        ValueError: onnx2tf wrote no file.
-    """
+    """LiteRT with XNNPACK, for a ``.tflite`` file or, through onnx2tf, an ONNX file of constant shapes."""
     from ai_edge_litert.interpreter import Interpreter
 
     version = f"ai-edge-litert {importlib.metadata.version('ai-edge-litert')}"
@@ -358,12 +353,7 @@ def _channels_last(value: Any, shape: Any) -> Any:
 
 
 def load_mnn(s: Specification) -> tuple[Run, str]:
-    """MNN in FP32, for an ``.mnn`` file or an ONNX file.
-
-    Raises:
-        ImportError: MNN is not installed.
-        ValueError: its converter refused the file.
-    """
+    """MNN in FP32, for an ``.mnn`` file or an ONNX file."""
     import MNN
 
     model = s.model if s.model.endswith(".mnn") else _converted_by_mnn(s.model)

@@ -32,7 +32,6 @@ def decoder_of(file: ModelFile, backend: Backend) -> Decoder | None:
     """The decoder of a file that has one.
 
     Args:
-        file: the file.
         backend: the file, loaded.
     """
     ports = {port.name: port for port in backend.outputs}
@@ -148,11 +147,7 @@ class Decoder:
 
 
 def poses_of(values: AnyArray | Sequence[object], shape: tuple[int, ...]) -> Floats:
-    """Poses that were given as an array or as lists, checked: ``[N, *shape]``, with N added if it is missing.
-
-    Raises:
-        ShapeError, UsageError: they have another shape, or are not finite numbers.
-    """
+    """Poses from an array or lists, checked: ``[N, *shape]``, with N added if it is missing."""
     array = as_array(values, "The poses")
     try:
         found = np.asarray(values if array is None else array, np.float32)
@@ -171,11 +166,7 @@ def poses_of(values: AnyArray | Sequence[object], shape: tuple[int, ...]) -> Flo
 
 
 def classes_of(values: AnyArray | Sequence[int] | int, count: int, known: int) -> NDArray[np.int64]:
-    """Class numbers ``[N]``, one for each of ``count`` poses; a single number applies to all.
-
-    Raises:
-        UsageError: they are not whole numbers of classes, or more or fewer than the poses.
-    """
+    """Class numbers ``[N]``, one for each of ``count`` poses; a single number applies to all."""
     array = as_array(values, "classes")
     found = np.asarray(values if array is None else array)
     if found.ndim == 0:
@@ -266,11 +257,7 @@ class _DecoderGraph(Wire):
         return chain
 
     def between(self, start: str, end: str) -> tuple[list[_DecoderNode], set[str]]:
-        """The nodes that compute ``end`` from ``start``, in their order, and the names of what they read.
-
-        Raises:
-            SubgraphError: they read something else too.
-        """
+        """The nodes that compute ``end`` from ``start``, in their order, and the names of what they read."""
         needed, seen, nodes = [end], {start, ""}, set[int]()
         while needed:
             name = needed.pop()
@@ -315,9 +302,6 @@ def extract_subgraph(data: bytes, start: str, end: str) -> bytes:
 
     Args:
         data: an ONNX file that `onnx_file.summarize` has accepted.
-
-    Raises:
-        SubgraphError: ``end`` depends on more than ``start``, or the file does not describe the input.
     """
     try:
         return _extract(_DecoderGraph(data), start, end)

@@ -32,8 +32,7 @@ _KINDS = {"lengths": "length", "logits": "logits"}
 
 
 def choose(scores: NDArray[np.float64], top_k: int | None, threshold: float | None) -> list[int]:
-    """Class numbers, best first, ties in ascending order: scores of at least ``threshold``, at most
-    ``top_k`` classes."""
+    """Class numbers, best first, ties ascending: scores of at least ``threshold``, at most ``top_k``."""
     order = [int(j) for j in np.argsort(-scores, kind="stable")]
     if threshold is not None:
         order = [j for j in order if scores[j] >= threshold]
@@ -98,12 +97,7 @@ class OutputRoles:
         return self._names[index] if self._names else str(index)
 
     def choice(self, top_k: int | None, threshold: float | None) -> tuple[int | None, float | None]:
-        """The labels to choose: what is asked for, or the default of the task; none of a regression.
-
-        Raises:
-            UsageError: a number is wrong, or the model has no classes to choose from.
-            ArtefactError: the file does not state its results.
-        """
+        """The labels to choose: what is asked for, or the default of the task; none of a regression."""
         declared = self._image_input.metadata.outputs
         if declared is not None and declared.values:
             if top_k is not None or threshold is not None:
@@ -144,16 +138,10 @@ class OutputRoles:
         Args:
             images: what was run, prepared: ``[N, C, H, W]`` in the model's layout.
             outputs: at least those of `all`, each ``[N, ...]``.
-            top_k, threshold: as for `Session.predict`.
             invert: whether the images were inverted when they were prepared.
 
         Returns:
             One prediction per image.
-
-        Raises:
-            UsageError: as `choice`.
-            ArtefactError: values are NaN or infinite, or more or fewer than there are images, or than the
-                metadata names.
         """
         top_k, threshold = self.choice(top_k, threshold)
         check_rows(self._path, outputs, len(images))
@@ -165,11 +153,7 @@ class OutputRoles:
         return list(with_hints(found, images, metadata, invert))
 
     def estimates(self, outputs: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
-        """The values of a regression ``[N, K]``, in the order of their names, from the model's outputs.
-
-        Raises:
-            ArtefactError: one is NaN or infinite, or there are more or fewer than the metadata names.
-        """
+        """The values of a regression ``[N, K]``, in the order of their names, from the model's outputs."""
         parts = [outputs[name].astype(np.float64) for name in self.values]
         rows = np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)
         self._check_finite(", ".join(self.values), rows)
@@ -270,11 +254,7 @@ class _NamedOutputs:
 def _named_outputs(
     metadata: ModelMetadata | None, inputs: Sequence[Port], outputs: Sequence[Port]
 ) -> _NamedOutputs:
-    """The outputs of a file by their role.
-
-    Raises:
-        _RolesError: the metadata names what the graph does not have, or has another size.
-    """
+    """The outputs of a file by their role."""
     ports = {port.name: port for port in outputs}
     if metadata is None:
         return _by_name(ports)

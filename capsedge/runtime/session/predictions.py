@@ -159,12 +159,7 @@ class Prediction(Summarized):
 def with_hints(
     predictions: Iterable[Prediction], images: Floats, metadata: ModelMetadata, inverted: bool
 ) -> Iterator[Prediction]:
-    """Predictions with `Prediction.atypical` and `Prediction.hint`.
-
-    Args:
-        images: the prepared images, one for each prediction.
-        inverted: whether they were inverted.
-    """
+    """Predictions with `Prediction.atypical` and `Prediction.hint`, from the prepared images."""
     p, criterion = metadata.preprocessing, metadata.typical_input
     if p is None:
         yield from predictions

@@ -35,7 +35,6 @@ class Runner:
 
     Args:
         path: the file, for errors.
-        backend: the loaded model.
 
     Raises:
         ArtefactError: the file fixes sizes that are too large.
@@ -108,11 +107,7 @@ class Runner:
             )
 
     def _output_names(self, chosen: Iterable[str] | None) -> list[str]:
-        """The chosen outputs; all if none are chosen.
-
-        Raises:
-            UsageError: there is no such output.
-        """
+        """The chosen outputs; all if none are chosen. Raises UsageError if there is no such output."""
         names = self._all_outputs
         chosen = list(chosen or names)
         unknown = [name for name in chosen if name not in names]
@@ -169,11 +164,7 @@ class Runner:
             )
 
     def run_batch(self, batch: NDArray[Any], outputs: Sequence[str]) -> dict[str, NDArray[Any]]:
-        """Run ``[n, C, H, W]``; a batch that is empty or shorter than the fixed one is padded with zeros.
-
-        Raises:
-            ArtefactError: an output has more or fewer rows than there are images.
-        """
+        """Run ``[n, C, H, W]``; a batch that is empty or shorter than the fixed one is padded with zeros."""
         count, size = len(batch), self._backend.batches.smallest
         if count < size:
             rest = np.zeros((size - count, *batch.shape[1:]), batch.dtype)
@@ -187,11 +178,7 @@ class Runner:
 
 
 def run_size(batches: BatchRange, batch_size: int | None = None) -> int:
-    """Images per run: the fixed batch, otherwise ``batch_size`` or 64, within the backend's limits.
-
-    Raises:
-        UsageError: ``batch_size`` is below 1.
-    """
+    """Images per run: the fixed batch, otherwise ``batch_size`` or 64, within the backend's limits."""
     if batch_size is not None and not (
         isinstance(batch_size, (int, np.integer)) and batch_size >= 1
     ):
