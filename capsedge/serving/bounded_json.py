@@ -41,9 +41,6 @@ def parse(data: bytes) -> Any:
 
     Args:
         data: UTF-8. Short lists of numbers stay lists; a list with texts or objects must not contain lists.
-
-    Raises:
-        Malformed: it is no JSON, names a key twice, or exceeds the limits.
     """
     reader = _Reader(data)
     value = reader.value(0)

@@ -35,11 +35,7 @@ _BYTES_CONTENTS = 8
 
 
 def from_grpc(data: bytes) -> tuple[str, str, InferRequest]:
-    """The model's name, its version and the request in a ModelInferRequest.
-
-    Raises:
-        Malformed: it is none, or exceeds a limit.
-    """
+    """The model's name, its version and the request in a ModelInferRequest."""
     try:
         return _Message(data).request()
     except protobuf.Malformed as error:

@@ -80,7 +80,6 @@ class _Service:
 
     Args:
         models: by name and version; the default version is also there as the empty one.
-        version: version of the server.
         budget: counts what the server holds.
         stopping: whether the server is being stopped.
     """
@@ -181,11 +180,7 @@ class _Service:
             await context.abort(code, printable(why))
 
     async def _response(self, respond: _Respond, message: _Message) -> bytes:
-        """An answer.
-
-        Raises:
-            _Refused: the request is wrong, or the server failed.
-        """
+        """An answer. Raises _Refused if the request is wrong, or the server failed."""
         try:
             message.share.take(message.size)
             return await respond(message)
@@ -239,14 +234,7 @@ async def _closed(_message: _Message) -> bytes:
 def grpc_server(
     models: Models, version: str, budget: MemoryBudget, stopping: Stopping, address: str
 ) -> tuple[aio.Server, int]:
-    """Create a server, not yet started, on the port of an address ``host:port``; 0 takes a free one.
-
-    Returns:
-        The server and its port.
-
-    Raises:
-        OSError: the port cannot be taken.
-    """
+    """A server, not yet started, on ``host:port`` (0 takes a free one), and its port."""
     server = aio.server(
         ThreadPoolExecutor(1), options=_OPTIONS, maximum_concurrent_rpcs=limits.REQUESTS
     )

@@ -71,12 +71,7 @@ class Model:
         _warm_up(session)
 
     async def infer(self, request: InferRequest) -> InferResponse:
-        """Answer a request; it gets an id if it has none.
-
-        Raises:
-            UsageError: the request is wrong.
-            ModelFailed: the model failed.
-        """
+        """Answer a request; it gets an id if it has none."""
         request.id = request.id or uuid4().hex
         start = time.perf_counter()
         try:
@@ -101,7 +96,6 @@ class Responder:
     """Answers requests for a model, in any thread.
 
     Args:
-        session: the loaded model.
         name, version: name and version of the model.
     """
 
@@ -189,14 +183,7 @@ def at_once(threads: int) -> int:
 
 @cache
 def runners(threads: int) -> ThreadPoolExecutor:
-    """The threads that run all models of this process: as many as can run on the cores at the same time.
-
-    Args:
-        threads: threads of one inference.
-
-    Returns:
-        The executor, the same for the same number.
-    """
+    """The threads that run all models, as many as the cores hold at ``threads`` each; one pool each."""
     return ThreadPoolExecutor(at_once(threads), "capsedge")
 
 

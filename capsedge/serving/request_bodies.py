@@ -84,11 +84,7 @@ def from_http(data: bytes, length: int | None = None) -> InferRequest:
     """The request in the body of an HTTP request.
 
     Args:
-        data: the body.
         length: bytes of its JSON, which binary tensors follow; None if it is all JSON.
-
-    Raises:
-        Malformed: it is no request, or exceeds a limit.
     """
     try:
         document = bounded_json.parse(data if length is None else data[:length])
@@ -195,11 +191,7 @@ def _member(value: Any, name: str, kind: type) -> Any:
 
 
 def short(text: str, name: str) -> str:
-    """A text that is short enough for a name.
-
-    Raises:
-        Malformed: it is not.
-    """
+    """A text that is short enough for a name. Raises Malformed if it is not."""
     if len(text) > limits.NAME_CHARACTERS:
         raise Malformed(f"{name}: it has over {limits.NAME_CHARACTERS:,} characters")
     return text
@@ -213,9 +205,6 @@ def raw_values(tensor: Input, data: memoryview) -> NDArray[Any] | list[bytes]:
 
     Returns:
         An aligned copy; nothing for an unknown datatype, which is refused when the tensor is read.
-
-    Raises:
-        Malformed: there are more or fewer than its shape says.
     """
     if tensor.datatype == BYTES:
         return _texts(tensor.name, data)

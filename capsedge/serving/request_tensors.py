@@ -28,11 +28,7 @@ _PIECE = 2**16  # values, and bytes of base64 (a multiple of 4), at a time
 
 
 def datatype_of(port: Port, path: object) -> str:
-    """The protocol's name for the data type of an input or output.
-
-    Raises:
-        UnsupportedModelError: the protocol has no name for it.
-    """
+    """The protocol's name for the data type of an input or output."""
     if port.dtype not in DATATYPES:
         raise UnsupportedModelError(
             f"{path} cannot be served.",
@@ -43,11 +39,7 @@ def datatype_of(port: Port, path: object) -> str:
 
 
 def check_size(name: str, shape: Sequence[int]) -> int:
-    """The number of values of a tensor with a given shape.
-
-    Raises:
-        UsageError: the shape is impossible or too large.
-    """
+    """The number of values of a tensor with a given shape."""
     sizes = list(shape)
     if len(sizes) > limits.DIMENSIONS:
         raise UsageError(
@@ -73,13 +65,9 @@ def array_of(name: str, datatype: str, shape: Sequence[int], data: object) -> ND
     """An array of numbers from a tensor of a request.
 
     Args:
-        name: name of the tensor, for errors.
         datatype: the protocol's name of its type.
         shape: its sizes.
         data: its values in row-major order, flat or nested.
-
-    Raises:
-        UsageError: the type is unknown, or the values do not fit it or the shape.
     """
     count = check_size(name, shape)
     dtype = TYPES.get(datatype)
@@ -111,11 +99,7 @@ def array_of(name: str, datatype: str, shape: Sequence[int], data: object) -> ND
 
 
 def as_array(data: object) -> NDArray[Any]:
-    """Values as numpy reads them, except 64-bit integers next to smaller ones, which numpy would round.
-
-    Raises:
-        ValueError, OverflowError: they do not form an array, or are truth values next to numbers.
-    """
+    """Values as numpy reads them, except 64-bit integers next to smaller ones, which numpy would round."""
     if isinstance(data, list) and bool in (kinds := _kinds(data)) and len(kinds) > 1:
         raise ValueError("truth values next to numbers")
     found = np.asarray(data)
@@ -153,11 +137,7 @@ def _no_numbers(name: str, datatype: str) -> UsageError:
 
 
 def encoded_images(name: str, shape: Sequence[int], data: object) -> list[bytes]:
-    """The files in a tensor of type BYTES, either raw or in base64, which JSON requires.
-
-    Raises:
-        UsageError: there are more or fewer than the shape says, or an element is neither.
-    """
+    """The files in a tensor of type BYTES, either raw or in base64, which JSON requires."""
     count = check_size(name, shape)
     elements = list(data) if isinstance(data, (list, tuple)) else [data]
     if len(elements) != count or not count:

@@ -55,11 +55,7 @@ class PreparedRequest:
 
 
 def read_request(request: InferRequest, session: Session) -> PreparedRequest:
-    """Check a request, and prepare its images.
-
-    Raises:
-        UsageError: a tensor, an image, an output or a parameter is wrong.
-    """
+    """Check a request, and prepare its images."""
     parameters = request.parameters
     invert = _truth(parameters, INVERT)
     _check_names([tensor.name for tensor in request.inputs], session)

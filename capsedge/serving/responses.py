@@ -32,15 +32,7 @@ Arrays = Mapping[str, NDArray[Any]]
 def compute(
     session: Session, arrays: Arrays, names: Sequence[str], most: float = limits.REQUEST_VALUES
 ) -> dict[str, NDArray[Any]]:
-    """Compute the named outputs. A capsedge file takes any number of images, others what their graph takes.
-
-    Args:
-        most: limit on the number of values in all outputs.
-
-    Raises:
-        UsageError: the arrays do not fit the model, or the answer would be too large.
-        ArtefactError: the runtime fails on them.
-    """
+    """Compute the named outputs within ``most`` values; a capsedge file takes any number of images."""
     if session.metadata is None:
         found = session.run(arrays)
         _check_response_size(sum(found[name].size for name in names), most)
@@ -62,9 +54,6 @@ def check_inputs(session: Session, arrays: Arrays) -> dict[str, NDArray[Any]]:
 
     They are images ``[N, C, H, W]`` in the type of the input or, for a file without metadata, what its inputs
     take, such as ids ``[N, L]``.
-
-    Raises:
-        UsageError: there are no images, inputs do not fit the model, or a value is not finite.
     """
     if session.metadata is None:
         for port in session.inputs:
@@ -78,11 +67,7 @@ def check_inputs(session: Session, arrays: Arrays) -> dict[str, NDArray[Any]]:
 
 
 def check_some(images: NDArray[Any]) -> None:
-    """Refuse a request without images.
-
-    Raises:
-        UsageError: there are none.
-    """
+    """Refuse a request without images."""
     if images.shape[:1] == (0,):
         raise UsageError("The request has no images.", "Its batch is 0.", "Send at least one.")
 
@@ -122,9 +107,6 @@ def respond(
     Args:
         found: at least the outputs that the request needs.
         name, version: name and version of the model.
-
-    Raises:
-        ArtefactError: the model computed NaN, and predictions are requested.
     """
     outputs = {output: np.asarray(found[output], order="C") for output in request.outputs}
     made = {} if request.choice is None else {PREDICTIONS: _predictions(session, request, found)}
@@ -157,9 +139,6 @@ def model_metadata(session: Session, name: str, version: str) -> dict[str, Any]:
 
     Inputs for images are marked in their parameters. Scores list their classes, and estimated values their
     names.
-
-    Raises:
-        UnsupportedModelError: a tensor has a type that the protocol lacks.
     """
     takes = session.metadata is not None and session.metadata.preprocessing is not None
     images = {"images": "BYTES [N]: image files, in JSON as base64"} if takes else {}

@@ -35,7 +35,6 @@ def endpoints(models: Models, version: str, stopping: Stopping) -> Starlette:
 
     Args:
         models: by name and version; the default version is also there as the empty one.
-        version: version of the server.
         stopping: whether the server is being stopped.
     """
     found = _Endpoints(models, version, stopping)

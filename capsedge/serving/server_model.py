@@ -48,14 +48,7 @@ class Trial:
 
 
 def try_model(session: Session, note: Note) -> Trial:
-    """Run a model on the inputs of its warm-up, and on a batch of two.
-
-    Args:
-        note: told remarks for the user.
-
-    Raises:
-        UnsupportedModelError: an output does not have the shape that the file declares.
-    """
+    """Run a model on the inputs of its warm-up, and on a batch of two."""
     sample, noise = _sample(session), _noise(session, note)
     if sample is not None:
         _check_outputs(session, session.run(sample))
@@ -64,11 +57,7 @@ def try_model(session: Session, note: Note) -> Trial:
 
 
 def run_again(session: Session, trial: Trial) -> None:
-    """Run the inputs of a warm-up in another session of the same model.
-
-    Raises:
-        CapsedgeError: the session does not run them.
-    """
+    """Run the inputs of a warm-up in another session of the same model."""
     for arrays in (trial.sample, trial.noise):
         if arrays is not None:
             session.run(arrays)
@@ -175,13 +164,7 @@ def file_of(argument: str | Path) -> Path:
 
 
 def parse_model_names(arguments: Sequence[str]) -> list[ModelName]:
-    """The models named by arguments: ``model.onnx``, ``NAME=model.onnx`` or ``NAME:VERSION=model.onnx``.
-
-    A model without a version is version 1 of its name.
-
-    Raises:
-        UsageError: two have the same name and version, or names that differ only in case.
-    """
+    """Models from ``model.onnx``, ``NAME=model.onnx`` or ``NAME:VERSION=model.onnx``; version 1 else."""
     found = [replace(one, version=one.version or FIRST) for one in map(_parsed, arguments)]
     seen: dict[str, list[ModelName]] = {}
     for model in found:
@@ -216,11 +199,7 @@ def _free(models: Sequence[ModelName], name: str) -> int:
 
 
 def folders(arguments: Sequence[str]) -> list[ModelName]:
-    """The same for a model repository, where each model has its own folder and may get a twin.
-
-    Raises:
-        UsageError: two have the same name, in any case; one has the name of another's twin, or a version.
-    """
+    """The same for a model repository, where each model has its own folder and may get a twin."""
     found = [_parsed(text) for text in arguments]
     seen: dict[str, str] = {}
     for model in found:
@@ -303,17 +282,9 @@ def read_server_model(
     """Read and try a model.
 
     Args:
-        name: name of its folder.
         file: a file, or a name of the zoo.
         ops: ``auto``, ``fused`` or ``portable``.
         on_gpu: whether the server runs it on a GPU, where it cannot choose the library's CUDA kernels.
-        note: told remarks for the user.
-
-    Raises:
-        UsageError: there is no such model.
-        EnvironmentProblem: the operator library is required but missing.
-        UnsupportedModelError: a server cannot run it.
-        ArtefactError: a file is damaged.
     """
     path = zoo.zoo_model(file) or Path(file)
     if not path.suffix and not reading.path_kind(path):
