@@ -62,12 +62,8 @@ class ParquetTable:
         which would abort it.
 
         Args:
-            groups: the row groups.
             column: ``name``, or ``name.field`` of a structure.
             rows: most rows per batch.
-
-        Raises:
-            BadParquet: the column is damaged or exceeds a limit.
         """
         with readable_errors():
             for place, lists in self._schema_columns(column):
@@ -93,15 +89,7 @@ class ParquetTable:
 
 @contextmanager
 def opened_parquet(file: BinaryIO) -> Iterator[ParquetTable]:
-    """Open a parquet file for the duration of the block.
-
-    Args:
-        file: the file, open for reading at any position.
-
-    Raises:
-        BadParquet: it is no parquet file, damaged, or has extension types.
-        EnvironmentProblem: pyarrow is not installed.
-    """
+    """Open a parquet file for the duration of the block."""
     parquet = import_parquet()
     with readable_errors():
         plain = _Plain(file)
@@ -122,11 +110,7 @@ def opened_parquet(file: BinaryIO) -> Iterator[ParquetTable]:
 
 @contextmanager
 def readable_errors() -> Iterator[None]:
-    """Turn the block's failures to read parquet into one kind of error.
-
-    Raises:
-        BadParquet: the file is damaged.
-    """
+    """Turn the block's failures to read parquet into one kind of error."""
     try:
         yield
     except (BadParquet, CapsedgeError):
@@ -136,11 +120,7 @@ def readable_errors() -> Iterator[None]:
 
 
 def import_parquet() -> Any:
-    """`pyarrow.parquet`.
-
-    Raises:
-        EnvironmentProblem: it is not installed.
-    """
+    """`pyarrow.parquet`. Raises EnvironmentProblem if it is not installed."""
     try:
         import pyarrow.parquet
     except ImportError as error:
@@ -150,9 +130,6 @@ def import_parquet() -> Any:
 
 class _Plain(io.RawIOBase):
     """A parquet file without the Arrow schema in its footer.
-
-    Args:
-        file: the file, open for reading at any position.
 
     Raises:
         BadParquet: it is no parquet file, or has extension types.
@@ -202,11 +179,7 @@ class _Plain(io.RawIOBase):
 
 
 def _check_plain(footer: bytes) -> None:
-    """Refuse a footer whose Arrow schema has extension types.
-
-    Raises:
-        BadParquet: it has.
-    """
+    """Refuse a footer whose Arrow schema has extension types."""
     if _KEY not in footer:
         return
     for text in _BASE64.findall(footer):
@@ -241,11 +214,7 @@ class Tables:
     kind: str = "parquet"
 
     def parts(self) -> list[Part]:
-        """The parts, made of whole row groups; an unreadable file becomes a part with an error.
-
-        Raises:
-            UsageError: it is the only file.
-        """
+        """The parts, made of whole row groups; an unreadable file becomes a part with an error."""
         number = counting()
         return [
             replace(part, number=next(number)) for file in self.files for part in self._cut(file)
@@ -283,11 +252,7 @@ class Tables:
 
 
 def find_column(storage: Storage, files: Sequence[str], requested: str) -> str:
-    """The column of images: the named one, the only candidate, or ``image`` among several.
-
-    Raises:
-        UsageError: no file can be read, there is no such column, or several qualify.
-    """
+    """The column of images: the named one, the only candidate, or ``image`` among several."""
     problem: Exception = BadParquet("there is none")
     for file in files:
         try:
@@ -362,11 +327,7 @@ def _grouped(file: str, groups: Sequence[int]) -> Iterator[Part]:
 
 
 def _values(column: Any) -> Iterator[Any]:
-    """The values of a column: bytes, arrays, None, or the text of an error.
-
-    Raises:
-        BadParquet: the column is damaged.
-    """
+    """The values of a column: bytes, arrays, None, or the text of an error."""
     import pyarrow.types as types
 
     with readable_errors():

@@ -152,11 +152,7 @@ def encodable(name: str) -> str:
 
 
 def _shaped(image: Any, p: Preprocessing) -> Any:
-    """A list of values in the model's input shape; anything else unchanged.
-
-    Raises:
-        UsageError: it has another number of values.
-    """
+    """A list of values in the model's input shape; anything else unchanged."""
     if not isinstance(image, np.ndarray) or image.ndim != 1:
         return image
     shape = p.shape if image.dtype.kind == "f" else (p.height, p.width, p.channels)
@@ -251,15 +247,7 @@ def table_writer(target: Any, schema: Any) -> Any:
 
 
 def merge(parts: Iterable[bytes], target: BinaryIO, schema: Any, plan: str) -> int:
-    """Merge the rows of the parts, in order, into one table; return the number of rows.
-
-    Args:
-        parts: the content of each.
-        plan: the metadata of the table.
-
-    Raises:
-        BadParquet: a part is damaged.
-    """
+    """Merge the rows of the parts, in order, into one table; return the number of rows."""
     rows = 0
     with table_writer(target, schema) as writer:
         for part in parts:
