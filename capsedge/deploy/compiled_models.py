@@ -30,9 +30,6 @@ def compile_models(
 
     Returns:
         The path and bytes of each model's WebAssembly, by the model's path.
-
-    Raises:
-        EnvironmentProblem: the compiler fails.
     """
     from capsedge.exporters.c.wasm import compile_network
 

@@ -169,11 +169,7 @@ def _read(folder: Path) -> tuple[str, str, list[_Model]]:
 
 
 def _check_models(models: Sequence[_Model]) -> None:
-    """Refuse models that `deploy_triton` would not have listed.
-
-    Raises:
-        Malformed: there is no model, or one that it would not have listed.
-    """
+    """Refuse models that `deploy_triton` would not have listed."""
     own = {m.name for m in models if not m.twin_of}
     if not own or len({m.name for m in models}) < len(models):
         raise Malformed("its models do not have distinct names")

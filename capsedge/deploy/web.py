@@ -69,12 +69,6 @@ def page_models(
         models: ONNX files, or names of the zoo.
         iterations: the numbers of routing iterations with which to export a model of the zoo; by default 1 up
             to the model's own.
-        note: told remarks for the user.
-
-    Raises:
-        UsageError: there is no such file or model.
-        UnsupportedModelError: the page cannot run a file.
-        ArtefactError: a file is damaged.
     """
     found: list[PageModel] = []
     for name in models:
@@ -86,12 +80,7 @@ def page_models(
 
 
 def check_name(name: str) -> None:
-    """Refuse a name that is neither a model of the zoo nor a file.
-
-    Raises:
-        UsageError: it is neither.
-        ArtefactError: the file is empty or too large.
-    """
+    """Refuse a name that is neither a model of the zoo nor a file."""
     if zoo.zoo_model(name) is not None:
         return
     path = Path(name)
@@ -364,11 +353,7 @@ def _check(models: Sequence[str], iterations: Sequence[int] | None) -> None:
 
 
 def built_page() -> dict[str, Path]:
-    """The files of the page that ``make web`` builds, by name.
-
-    Raises:
-        EnvironmentProblem: they are not in this installation.
-    """
+    """The files of the page that ``make web`` builds, by name."""
     found = {
         path.relative_to(SITE).as_posix(): path
         for path in sorted(SITE.rglob("*"))
