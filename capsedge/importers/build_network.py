@@ -31,15 +31,7 @@ from capsedge.spec.vocabularies import REGRESSION
 def network(
     family: Family, weights: Weights, choices: ImportChoices, notes: list[str]
 ) -> CapsuleModel:
-    """The network with its weights, in evaluation mode.
-
-    Args:
-        notes: receives remarks on what was assumed.
-
-    Raises:
-        UsageError: choices are missing (the error names all of them), or one does not fit.
-        ArtefactError: the weights do not match the configuration, or are not finite.
-    """
+    """The network with its weights, in evaluation mode; ``notes`` receives what was assumed."""
     names = family.names(weights.tensors)
     tensors = {names[name]: tensor for name, tensor in weights.tensors.items()}
     choices = replace(choices, stored=weights.config)
@@ -80,11 +72,7 @@ def network(
 def _configured(
     family: Family, sizes: Sizes, choices: ImportChoices, notes: list[str]
 ) -> ModelConfig:
-    """The configuration.
-
-    Raises:
-        UsageError: choices are missing, or one does not fit.
-    """
+    """The configuration. Raises UsageError if choices are missing, or one does not fit."""
     try:
         return family.configure(family, sizes, choices, notes)
     except MissingChoice:
@@ -92,9 +80,7 @@ def _configured(
 
 
 def questions(family: Family, sizes: Sizes, choices: ImportChoices) -> list[MissingChoice]:
-    """The choices that the file leaves open, up to the first that does not fit; stand-ins replace those not
-    made.
-    """
+    """The choices that the file leaves open, up to the first misfit; stand-ins replace open ones."""
     found: list[MissingChoice] = []
     while True:
         try:
@@ -130,11 +116,7 @@ def _check_inverse_temperature(family: Family, config: ModelConfig, choice: floa
 
 
 def read_data(data: Path | str, config: ModelConfig, limit: int) -> ImageSet:
-    """Images with classes, or with values for a regression.
-
-    Raises:
-        UsageError: they cannot be read, or have neither.
-    """
+    """Images with classes, or with values for a regression."""
     prep = config.preprocessing
     if config.task == REGRESSION and config.outputs is not None:
         return read_targets(data, prep, config.outputs.names, limit)
@@ -156,11 +138,7 @@ def chosen_by_data(
     limit: int,
     notes: list[str],
 ) -> tuple[Identified, ImportChoices]:
-    """The family and the choices; of several possible functions, the one that is clearly best on the data.
-
-    Raises:
-        UsageError: none is.
-    """
+    """The family and the choices; of several possible functions, the one that is clearly best on the data."""
     possible: dict[str, tuple[Identified, ImportChoices]] = {}
     whole = fitting(weights, family)
     for found in whole:

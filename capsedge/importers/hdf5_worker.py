@@ -102,11 +102,7 @@ class Hdf5Walk:
         self.texts: dict[str, dict[str, str | list[str]]] = {}
 
     def group(self, group: h5g.GroupID, path: str) -> None:
-        """Read a group and its content.
-
-        Raises:
-            Hdf5Refused: it holds anything other than groups, arrays of numbers and hard links to them.
-        """
+        """Read a group and its content."""
         from h5py import h5d, h5g, h5l, h5o
 
         place = f"the group '/{path}'"

@@ -47,16 +47,7 @@ class Identified:
 
 
 def identify(weights: Weights, family_name: str | None = None) -> Identified:
-    """The family of a file.
-
-    Args:
-        family_name: the name of a family; None to identify it.
-
-    Raises:
-        UsageError: no family has this name, the file does not fit it, or several families fit.
-        UnknownNetwork: no family fits.
-        UnsupportedModelError: its configuration has Lambda layers that the family does not know.
-    """
+    """The family of a file, or the named one."""
     whole = fitting(weights, family_name)
     if len(whole) > 1:
         names = " or ".join(r.family.name for r in whole)
@@ -74,11 +65,7 @@ def identify(weights: Weights, family_name: str | None = None) -> Identified:
 
 
 def readable(weights: Weights, family_name: str | None = None) -> Weights:
-    """The first way to read a file in which it fits a family; the file as it is if there is none.
-
-    Raises:
-        UsageError: no family has this name.
-    """
+    """The first way to read a file in which it fits a family; the file as it is if there is none."""
     families = FAMILIES if family_name is None else [family_of(family_name)]
     readings = (replace(weights, readings=()), *weights.readings)
     return next((r for r in readings if any(f.fit(r).whole for f in families)), readings[0])
@@ -101,11 +88,7 @@ def others(weights: Weights, family: Family) -> list[Family]:
 
 
 def family_of(name: str) -> Family:
-    """The family with this name.
-
-    Raises:
-        UsageError: there is none.
-    """
+    """The family with this name. Raises UsageError if there is none."""
     known = {f.name: f for f in FAMILIES}
     if name not in known:
         close = difflib.get_close_matches(name, known, 3, 0.4)

@@ -199,11 +199,7 @@ def import_checkpoint(
 
 
 def _choices(options: ImportOptions, description: Description) -> ImportChoices:
-    """What the caller decides where the file leaves a question open.
-
-    Raises:
-        UsageError: the description has typical images.
-    """
+    """What the caller decides where the file leaves a question open."""
     if description.typical is not None:
         raise UsageError(
             "A checkpoint does not store what typical images are like.",
@@ -223,11 +219,7 @@ def _choices(options: ImportOptions, description: Description) -> ImportChoices:
 
 
 def _identified(weights: Weights, family: str | None, choices: ImportChoices) -> Identified:
-    """The family of a file.
-
-    Raises:
-        UsageError: it fits several; the error also names the choices that each of them needs.
-    """
+    """The family of a file."""
     try:
         return identify(weights, family)
     except MissingChoice as which:

@@ -41,11 +41,7 @@ class Fit:
 
 
 def fit(shapes: Shapes, required: Patterns, optional: Sequence[Patterns] = ()) -> Fit:
-    """Compare shapes with patterns.
-
-    Args:
-        optional: groups of patterns of which all keys are present, or none.
-    """
+    """Compare shapes with patterns; of a group in ``optional``, all keys are present or none."""
     found = Fit()
     for key, pattern in required.items():
         _compare(shapes, key, pattern, found)

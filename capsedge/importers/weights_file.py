@@ -58,11 +58,6 @@ def read_weights(path: Path | str) -> Weights:
     Args:
         path: ``.pt``, ``.pth``, ``.pkl``, ``.chkpt``, ``.ckpt``, ``.tar``, ``.bin`` of PyTorch;
             ``.safetensors``; ``.npz``; ``.h5``, ``.hd5``, ``.hdf5`` and ``.keras`` of Keras.
-
-    Raises:
-        UsageError: there is no such file, or its suffix is unknown.
-        ArtefactError: it is damaged, exceeds the limits, or holds more than weights.
-        EnvironmentProblem: h5py, which Keras files need, is not installed.
     """
     path = Path(path)
     read = _READERS.get(path.suffix.lower())
@@ -118,13 +113,7 @@ def _readings(found: Weights) -> Iterator[Weights]:
 
 
 def read_together(paths: Sequence[Path | str]) -> Weights:
-    """Read the networks of an ensemble: tensors of the first are named ``0/...``, and so on.
-
-    A single file keeps its names and its configuration.
-
-    Raises:
-        UsageError, ArtefactError, EnvironmentProblem: as for ``read_weights``; or no file is named.
-    """
+    """Read the networks of an ensemble; tensors of several are named ``0/...``, ``1/...`` and so on."""
     if not paths:
         raise UsageError("No file was given.", "", "Pass the weights file.")
     found = [read_weights(path) for path in paths]
@@ -181,11 +170,7 @@ _READERS: dict[str, Read] = {
 
 
 def _not_weights(path: Path) -> UsageError:
-    """The error for a file with an unknown suffix; it names the format if the first bytes reveal it.
-
-    Raises:
-        UsageError: there is no such file.
-    """
+    """The error for a file with an unknown suffix; it names the format if the first bytes reveal it."""
     found = identify_path(path)
     if found is None or found.key in _NAMED_OTHERWISE:
         return UsageError(
@@ -202,11 +187,7 @@ def _not_weights(path: Path) -> UsageError:
 
 
 def read(path: Path, file: BufferedReader) -> Weights:
-    """The tensors of the most likely state dict: one with a common name, or else the one with most tensors.
-
-    Raises:
-        ArtefactError: the file is damaged, holds code, or has no tensors by name.
-    """
+    """The tensors of the most likely state dict: one with a common name, or else the largest."""
     value = contents_of_torch(path, file)
     found = candidates_in(value)
     if not found:

@@ -92,11 +92,7 @@ def _norm(name: str, size: str) -> Patterns:
 def configure(
     family: Family, sizes: Sizes, choices: ImportChoices, notes: list[str]
 ) -> ModelConfig:
-    """The configuration.
-
-    Raises:
-        UsageError: a choice is missing, or the file leaves the strides open.
-    """
+    """The configuration. Raises UsageError if a choice is missing, or the file leaves the strides open."""
     last = max(int(k[1:]) for k in sizes if re.fullmatch(r"C\d+", k))
     layers = [k for k in range(last) if f"K{k}" in sizes]
     dense = [sizes[f"C{k + 1}"] for k in range(len(layers), last - 1)]
@@ -136,9 +132,6 @@ def _strides(
 
     The file does not store them. Those of the authors' configurations are used if they lead to the number of
     positions of the first fully connected layer, otherwise the only strides that do.
-
-    Raises:
-        UsageError: there are none, or several.
     """
     kernels = [sizes["P"], *(sizes[f"K{k}"] for k in layers)]
     dense = min(int(k[1:]) for k in sizes if re.fullmatch(r"F\d+", k))

@@ -51,14 +51,7 @@ def configure(
     notes: list[str],
     **dialect: object,
 ) -> CapsNetConfig:
-    """The configuration of a network with these sizes.
-
-    Args:
-        dialect: fields of the configuration.
-
-    Raises:
-        UsageError: a choice is missing or does not fit the file.
-    """
+    """The configuration of a network with these sizes and the dialect's fields."""
     fields = {**dialect, **variant_of(family, choices, notes), **choices.fields}
     size = _size(family, sizes, choices, notes)
     channels = sizes["A"]
@@ -90,12 +83,7 @@ def _types(sizes: Sizes) -> int:
 def _size(
     family: Family, sizes: Sizes, choices: ImportChoices, notes: list[str]
 ) -> tuple[int, int]:
-    """Height and width of the input: from the user's choices, the decoder, the author's data sets, or the
-    only possible ones.
-
-    Raises:
-        UsageError: the file allows several, or the choice does not fit it.
-    """
+    """Height and width of the input: chosen, the decoder's, the author's, or the only possible ones."""
     places = sizes["I"] // _types(sizes)
     if choices.size is not None:
         if math.prod(_grid(n, sizes) for n in choices.size) != places:

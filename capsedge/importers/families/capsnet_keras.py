@@ -135,11 +135,7 @@ class _KerasLayer:
     values: Mapping[str, Any]
 
     def pair(self, key: str, default: Sequence[int]) -> tuple[int, int]:
-        """Rows and columns.
-
-        Raises:
-            UnsupportedModelError: they are not two whole numbers.
-        """
+        """Rows and columns. Raises UnsupportedModelError if they are not two whole numbers."""
         found = self.values.get(key) or default
         found = (found, found) if type(found) is int else found
         if not isinstance(found, (list, tuple)) or [type(n) for n in found] != [int, int]:
@@ -147,11 +143,7 @@ class _KerasLayer:
         return found[0], found[1]
 
     def number(self, key: str) -> int:
-        """A whole number above 0.
-
-        Raises:
-            UnsupportedModelError: it is not one.
-        """
+        """A whole number above 0. Raises UnsupportedModelError if it is not one."""
         found = self.values.get(key)
         if type(found) is not int or found < 1:
             raise self.refused(f"its {key} is {str(found)[:40]}")
@@ -228,11 +220,7 @@ def _weight_key(names: Mapping[str, Any], layer: _KerasLayer, which: str, index:
 
 
 def _stem_layer(layer: _KerasLayer, channels: int) -> StemLayer | None:
-    """A layer before the capsules; None if it changes nothing.
-
-    Raises:
-        UnsupportedModelError: it is not known.
-    """
+    """A layer before the capsules; None if it changes nothing."""
     values = layer.values
     if layer.kind in ("InputLayer", "Dropout", "SpatialDropout2D", "GaussianNoise"):
         return None
@@ -301,12 +289,7 @@ def _fit_configuration(config: Mapping[str, Any], shapes: Shapes) -> Fit:
 def _configure_chain(
     family: Family, sizes: Sizes, choices: ImportChoices, notes: list[str]
 ) -> ModelConfig:
-    """The configuration.
-
-    Raises:
-        UsageError: a choice is missing or does not fit the file.
-        UnsupportedModelError: a layer is not known.
-    """
+    """The configuration."""
     stored = _chain(choices.stored or {})
     height, width, channels = _input_of(stored)
     layers, dim, routed = _layers(stored, channels or 0, sizes, notes)
@@ -335,11 +318,7 @@ def _configure_chain(
 def _layers(
     stored: list[_KerasLayer], channels: int, sizes: Sizes, notes: list[str]
 ) -> tuple[list[StemLayer], int, list[RoutedLayerConfig]]:
-    """The stem, the elements of its capsules, and the layers of capsules.
-
-    Raises:
-        UnsupportedModelError: a layer is not known.
-    """
+    """The stem, the elements of its capsules, and the layers of capsules."""
     layers: list[StemLayer] = []
     routed: list[RoutedLayerConfig] = []
     dim = 0

@@ -62,13 +62,10 @@ def _port(
     """A family whose layers are the paper's.
 
     Args:
-        stem: name of the first convolution.
         primary: name of the primary convolution; with ``{D}`` or ``{T}`` in it, of one for each element or
             type.
         weight: name and axes of the routing weight.
         arranged: turns it into ``[I, J, O, D]``, positions first.
-        dims_apart: see `capsnet_base.joined`.
-        decoder, decoder_takes: see `capsnet_base.decoder_keys`.
         more, optional: further tensors, which are always or sometimes present.
         rest: converts them to the package's tensors.
         about: the other fields of the family.

@@ -38,11 +38,7 @@ _CONVOLUTIONS = ("first", "skip", "rest.0", "rest.1")
 def _configure(
     family: Family, sizes: Sizes, choices: ImportChoices, notes: list[str], **dialect: Any
 ) -> ModelConfig:
-    """The configuration; ``dialect`` are its fields.
-
-    Raises:
-        UsageError: a choice is missing.
-    """
+    """The configuration; ``dialect`` are its fields. Raises UsageError if a choice is missing."""
     if not choices.pixels.keys() & {"scale", "mean", "std", "per_image"}:
         notes.append(
             "pixels from 0 to 1, as in the author's code (change with --range, --mean, --std)"

@@ -79,11 +79,7 @@ def _norm(shapes: Shapes, name: str, size: str, statistics: str) -> Patterns:
 def _configure_fixcaps(
     family: Family, sizes: Sizes, choices: ImportChoices, notes: list[str]
 ) -> ModelConfig:
-    """The configuration.
-
-    Raises:
-        UsageError: a choice is missing or does not fit the file.
-    """
+    """The configuration. Raises UsageError if a choice is missing or does not fit the file."""
     # Among the data sets whose images have one size, the one with this number of classes.
     own = tuple(d for d in family.data_sets if len(d.classes) == sizes["J"])
     family = dataclasses.replace(family, data_sets=own)
@@ -154,9 +150,7 @@ def _normalized(conv: Conv, statistics: bool) -> Conv:
 
 
 def _convert_fixcaps(found: Mapping[str, Floats], config: ModelConfig) -> Tensors:
-    """The package's tensors; in the file, children are ordered by type first, and each unit makes one
-    element.
-    """
+    """The package's tensors; the file orders children by type, and each unit makes one element."""
     assert isinstance(config, CapsNetConfig)
     assert isinstance(config.stem, tuple)
     places = _module_numbers(config.stem)
@@ -247,11 +241,7 @@ def _hr_keys() -> Patterns:
 def _configure_hr(
     family: Family, sizes: Sizes, choices: ImportChoices, notes: list[str]
 ) -> ModelConfig:
-    """The configuration.
-
-    Raises:
-        UsageError: a choice is missing or does not fit the file.
-    """
+    """The configuration. Raises UsageError if a choice is missing or does not fit the file."""
     config = CapsNetConfig(
         **images_and_classes(family, sizes["J"], sizes["A"], choices, notes),
         stem=tuple(

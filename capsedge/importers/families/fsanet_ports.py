@@ -46,11 +46,7 @@ _TORCH_IMAGES: dict[str, dict[str, object]] = {
 def _configure_torch(
     family: Family, sizes: Sizes, choices: ImportChoices, notes: list[str]
 ) -> ModelConfig:
-    """The configuration.
-
-    Raises:
-        UsageError: a choice is missing or does not fit the file.
-    """
+    """The configuration. Raises UsageError if a choice is missing or does not fit the file."""
     fields = dict(variant_of(family, choices, notes))
     scoring = "convolution" if "F1" in sizes else "variance"
     own = _TORCH_IMAGES[choices.variant or family.variant]
@@ -74,11 +70,7 @@ def _configure_torch(
 def named_values(
     count: int, choices: ImportChoices, notes: list[str], fields: Mapping[str, object]
 ) -> dict[str, Any]:
-    """Names, units and ranges of the values.
-
-    Raises:
-        UsageError: there are not three values, and they have no names.
-    """
+    """Names, units and ranges of the values."""
     if choices.task not in (None, "regression"):
         raise UsageError("FSA-Net is a regression.", f"It has no task '{choices.task}'.", "")
     if count != 3:
@@ -98,12 +90,7 @@ def named_values(
 def square_preprocessing(
     places: int, own: Mapping[str, object], choices: ImportChoices, notes: list[str]
 ) -> Preprocessing:
-    """The preprocessing of square images that leave this many positions after three poolings, as in the
-    author's code.
-
-    Raises:
-        UsageError: the size does not fit.
-    """
+    """The author's preprocessing for square images that leave these positions after three poolings."""
     side = 8 * math.isqrt(places)
     size = choices.size or (side, side)
     if (size[0] // 8) * (size[1] // 8) != places:
@@ -276,11 +263,7 @@ def _groups(named: Mapping[str, _T]) -> dict[int, dict[str, _T]]:
 def _configure_ensemble(
     family: Family, sizes: Sizes, choices: ImportChoices, notes: list[str], member: Family
 ) -> ModelConfig:
-    """The configuration.
-
-    Raises:
-        UsageError: a choice is missing, or the networks differ in more than their scoring.
-    """
+    """The configuration."""
     own: dict[int, dict[str, int]] = {}
     for word, size in sizes.items():
         letter, _, k = word.rpartition(".")

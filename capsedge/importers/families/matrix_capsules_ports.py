@@ -43,11 +43,7 @@ def _configured(
     stem: Conv,
     kernels: tuple[int, int],
 ) -> MatrixCapsulesConfig:
-    """The common parts of both families.
-
-    Raises:
-        UsageError: a choice is missing or does not fit the file.
-    """
+    """The common parts of both families."""
     return MatrixCapsulesConfig(
         **images_and_classes(family, sizes["E"], sizes["I"], choices, notes),
         stem=(stem,),
@@ -69,11 +65,7 @@ def _configured(
 def _configure_yl_1993(
     family: Family, sizes: Sizes, choices: ImportChoices, notes: list[str]
 ) -> ModelConfig:
-    """The configuration.
-
-    Raises:
-        UsageError: a choice is missing, or the layers' sizes are not those of square windows.
-    """
+    """The configuration."""
     stem = Conv(sizes["A"], 5, 2, 2, batch_norm="R" in sizes, norm_epsilon=1e-3)
     kernels = (_kernel(sizes["M1"], sizes["B"]), _kernel(sizes["M2"], sizes["C"]))
     config = _configured(family, sizes, choices, notes, stem, kernels)
@@ -175,11 +167,7 @@ YL_1993 = Family(
 def _configure_yuxianmeng(
     family: Family, sizes: Sizes, choices: ImportChoices, notes: list[str]
 ) -> ModelConfig:
-    """The configuration.
-
-    Raises:
-        UsageError: a choice is missing or does not fit the file.
-    """
+    """The configuration. Raises UsageError if a choice is missing or does not fit the file."""
     kernels = (sizes["K"], sizes["L"])
     config = _configured(family, sizes, choices, notes, Conv(sizes["A"], 5, 2), kernels)
     dialect = {"patches": "elements", "statistics": "clamped"}

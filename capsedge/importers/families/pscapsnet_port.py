@@ -59,11 +59,7 @@ def _norm(name: str, size: str) -> Patterns:
 def configure(
     family: Family, sizes: Sizes, choices: ImportChoices, notes: list[str]
 ) -> ModelConfig:
-    """The configuration.
-
-    Raises:
-        UsageError: a choice is missing or does not fit the file.
-    """
+    """The configuration. Raises UsageError if a choice is missing or does not fit the file."""
     stages = sorted(int(k[1:]) for k in sizes if re.fullmatch(r"X\d+", k))
     if "I" in sizes:
         notes.append(f"the map is averaged to {_POOLED}x{_POOLED}, as with --capsule_type fc")
