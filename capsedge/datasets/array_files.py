@@ -33,9 +33,6 @@ def check_bytes(path: Path, shape: Sequence[int], width: int = 1, stored: int | 
         shape: the shape that the file claims.
         width: bytes per element.
         stored: size of the file in bytes, if it is compressed.
-
-    Raises:
-        UsageError: the array is too large.
     """
     most = limits.ARRAY_BYTES
     if stored is not None:
@@ -73,8 +70,6 @@ class Arrays:
         names: names of the arrays.
 
     Args:
-        path: its name, for errors.
-        archive: its content.
         stored: its bytes.
     """
 
@@ -86,14 +81,7 @@ class Arrays:
         return name in self.names
 
     def read(self, name: str, count: int | None = None) -> NDArray[Any]:
-        """An array of numbers.
-
-        Args:
-            count: maximum number of entries along the first axis; None for all.
-
-        Raises:
-            UsageError: it is not there, damaged, too large, or of another type.
-        """
+        """An array of numbers, with at most ``count`` entries along the first axis."""
         try:
             with self._archive.member(f"{name}.npy") as member:
                 return read_array(self._path, member, name, self._stored, count)
@@ -102,14 +90,7 @@ class Arrays:
 
 
 def read_single(path: Path, count: int | None = None) -> NDArray[Any]:
-    """The array of an npy file.
-
-    Args:
-        count: maximum number of entries along the first axis; None for all.
-
-    Raises:
-        UsageError: the file is missing, damaged, too large, or of another type.
-    """
+    """The array of an npy file, with at most ``count`` entries along the first axis."""
     with open_regular_file(path) as file:
         return read_array(path, file, "the array", file_size(file), count)
 
@@ -120,12 +101,7 @@ def read_array(
     """One array of numbers in numpy's format.
 
     Args:
-        path, name: what it is called in errors.
         stored: bytes of the file that it is in.
-        count: as for `Arrays.read`.
-
-    Raises:
-        UsageError: it is damaged, too large, or of another type.
     """
     dtype, fortran, shape = header(path, member, name)
     partly = bool(shape) and count is not None and count < shape[0] and not fortran
@@ -183,11 +159,7 @@ def _foreign(path: Path, name: str, why: str) -> UsageError:
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
-    """All arrays of an npz file by name, or the one of an npy file under the name ``array``.
-
-    Raises:
-        UsageError: the file is missing, damaged, too large, or of another format.
-    """
+    """All arrays of an npz file by name, or the one of an npy file under the name ``array``."""
     if path.suffix == ".npy":
         return {"array": read_single(path)}
     if path.suffix != ".npz":
@@ -201,14 +173,7 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def by_name(arrays: Mapping[str, Any], names: Sequence[str], label: str) -> list[Any]:
-    """Arrays in the order of a network's inputs; one array alone, or one called images, needs no name.
-
-    Args:
-        label: what the arrays are called in errors.
-
-    Raises:
-        UsageError: an input has no array.
-    """
+    """Arrays in the order of a network's inputs; one array alone, or one called images, needs no name."""
     if all(name in arrays for name in names):
         return [arrays[name] for name in names]
     if len(names) == 1 and (len(arrays) == 1 or "images" in arrays):
@@ -230,11 +195,7 @@ def _unreadable(path: Path, error: BadArchive) -> UsageError:
 
 @contextmanager
 def opened_arrays(path: Path) -> Iterator[Arrays]:
-    """The arrays of an npz file, while the block runs.
-
-    Raises:
-        UsageError: the file is missing or no archive.
-    """
+    """The arrays of an npz file, while the block runs."""
     with open_regular_file(path) as file:
         try:
             archive = Archive(file)
@@ -252,14 +213,7 @@ _MEMBERS = 1 << 16  # maximum for one gzip file; tools that can seek in it write
 
 
 def read(path: Path, count: int | None = None) -> NDArray[np.uint8]:
-    """Read an idx file of unsigned bytes.
-
-    Args:
-        count: maximum number of entries along the first axis; None for all.
-
-    Raises:
-        UsageError: the file is missing, damaged, too large, or holds another type.
-    """
+    """Read an idx file of unsigned bytes, with at most ``count`` entries along the first axis."""
     with open_regular_file(path) as file:
         stored = file_size(file)
         content = content_of(file, path)

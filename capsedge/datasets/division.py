@@ -76,11 +76,7 @@ def part_of(
 def marked(
     images: ImageSet, rule: AnySplit | None, checksums: Sequence[bytes] | None = None
 ) -> ImageSet:
-    """The images with what the rule tells about whether they trained the model.
-
-    Args:
-        checksums: of their pixels at the model's size, if the set holds something else.
-    """
+    """The images, marked by whether the rule had them train the model."""
     if rule is None or (checksums is None and images.images.dtype != np.uint8):
         return images
     checksums = images.checksums if checksums is None else checksums

@@ -240,11 +240,7 @@ def from_iterable(images: Iterable[Any], prep: Preprocessing | None, limit: int 
 
 
 def check_finite(images: NDArray[Any], source: object) -> None:
-    """Refuse prepared images with values that are NaN or infinite.
-
-    Raises:
-        UsageError: there are such values.
-    """
+    """Refuse prepared images with values that are NaN or infinite."""
     if images.dtype.kind == "f" and not np.isfinite(images).all():
         bad = int((~np.isfinite(images)).reshape(len(images), -1).any(1).sum())
         raise UsageError(

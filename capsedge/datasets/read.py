@@ -307,11 +307,7 @@ def as_images(
     prep: Preprocessing | None,
     inputs: Mapping[str, str],
 ) -> ImageSet:
-    """Arrays as `read_images` reads them from files: one for a single input, or one by the name of each.
-
-    Raises:
-        UsageError: an array is missing or unknown, or does not fit the model.
-    """
+    """Arrays as `read_images` reads them from files: one for a single input, or one by the name of each."""
     named = dict(images) if isinstance(images, Mapping) else {next(iter(inputs), "images"): images}
     if set(named) != set(inputs):
         raise UsageError(
@@ -332,11 +328,7 @@ def _checked(
     prep: Preprocessing | None,
     inputs: Mapping[str, str] | None,
 ) -> ImageSet:
-    """The set, if its arrays are pixels that can be prepared, or prepared.
-
-    Raises:
-        UsageError: they are neither.
-    """
+    """The set, if its arrays are pixels that can be prepared, or prepared."""
     images = data.images
     takes = next(iter((inputs or {}).values()), "")
     if prep is not None or not inputs:

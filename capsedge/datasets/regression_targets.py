@@ -205,11 +205,7 @@ def _check_shapes(data: ImageSet, preprocessing: Preprocessing) -> None:
 
 
 def typical_images(data: Typical | None) -> Callable[[Preprocessing], TypicalInput] | None:
-    """`typical_input_from` for a preprocessing that is not known yet; None without data.
-
-    Raises:
-        UsageError: there is no such file, said before any work.
-    """
+    """`typical_input_from` for a preprocessing that is not known yet; None without data."""
     if data is None:
         return None
     if not isinstance(data, (TypicalInput, np.ndarray, ImageSet)):
@@ -222,11 +218,7 @@ def typical_images(data: Typical | None) -> Callable[[Preprocessing], TypicalInp
 
 
 def with_typical_images(description: Description | None) -> Description:
-    """A description whose ``typical`` images become the criterion once the preprocessing is known.
-
-    Raises:
-        UsageError: there is no such file, said before any work.
-    """
+    """A description whose ``typical`` images become the criterion once the preprocessing is known."""
     found = description or Description()
     if found.typical is None or callable(found.typical):
         return found

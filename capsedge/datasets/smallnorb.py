@@ -48,9 +48,6 @@ def read(path: Path, count: int | None = None) -> tuple[NDArray[np.uint8], NDArr
 
     Returns:
         Images ``[N, 48, 48, 2]`` and classes ``[N]``, from 0 to 4.
-
-    Raises:
-        UsageError: a file is missing, damaged, too large or of another format.
     """
     with open_regular_file(path) as file:
         content = content_of(file, path)
@@ -86,11 +83,7 @@ def _classes(path: Path, count: int) -> NDArray[np.int64]:
 
 
 def _header(content: _Content, path: Path, magic: int) -> tuple[int, ...]:
-    """The sizes along the axes.
-
-    Raises:
-        UsageError: it is no such file.
-    """
+    """The sizes along the axes. Raises UsageError if it is no such file."""
     head = _bytes(content, path, 8)
     found, axes = struct.unpack("<2I", head)
     if found != magic or not 1 <= axes <= 4:

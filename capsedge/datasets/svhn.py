@@ -42,14 +42,7 @@ def file_of(names: Iterable[str], split: str) -> str:
 
 
 def read(path: Path, count: int | None = None) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Images ``[N, 32, 32, 3]`` and the digits on them ``[N]``, from 0 to 9.
-
-    Args:
-        count: the first so many; all with None.
-
-    Raises:
-        UsageError: the file is missing, damaged, too large or of another format.
-    """
+    """Images ``[N, 32, 32, 3]`` and their digits ``[N]`` from 0 to 9; the first ``count``."""
     try:
         with open_regular_file(path) as file:
             found = _arrays(file, path)
@@ -73,12 +66,7 @@ def read(path: Path, count: int | None = None) -> tuple[NDArray[np.uint8], NDArr
 
 
 def _arrays(file: BufferedReader, path: Path) -> dict[str, NDArray[np.generic]]:
-    """The arrays ``X`` and ``y``.
-
-    Raises:
-        _Damaged: one is missing, or the file is of another format.
-        UsageError: they are too large.
-    """
+    """The arrays ``X`` and ``y``."""
     head = file.read(_HEADER)
     if len(head) < _HEADER or head[124:] != _VERSION:
         raise _Damaged("it does not begin as a little-endian MATLAB file of version 5")
@@ -123,11 +111,7 @@ class _Content:
     packed: zlib._Decompress | None = None
 
     def take(self, count: int) -> bytearray:
-        """The next bytes.
-
-        Raises:
-            _Damaged: there are fewer.
-        """
+        """The next bytes. Raises _Damaged if there are fewer."""
         target = bytearray()  # grows with what there is, whatever the file claims
         while len(target) < count:
             some = self._some(min(_MOST, count - len(target)))
@@ -151,11 +135,7 @@ class _Content:
                 return some
 
     def element(self, most: int) -> tuple[int, bytearray]:
-        """The type and the bytes of the next element, which has at most so many.
-
-        Raises:
-            _Damaged: it has more.
-        """
+        """The type and the bytes of the next element, which has at most so many."""
         first, second = struct.unpack("<2I", self.take(8))
         if first >> 16:  # up to four bytes stand in the place of the size
             return first & 0xFFFF, bytearray(struct.pack("<I", second)[: min(4, first >> 16)])
