@@ -81,10 +81,6 @@ class Criterion:
             classes: the largest label plus one, if there are labels.
             outputs: runs the file on samples and returns the outputs by name, with samples along the first
                 axis.
-
-        Raises:
-            UsageError: there is no such output, it does not hold scores, or there are labels and several
-                outputs could decide.
         """
         names = tuple(port.name for port in session.outputs)
         if scores is not None:
@@ -109,11 +105,7 @@ class Criterion:
 
 
 def _check_shape(session: Session, scores: str) -> None:
-    """Refuse a named output that does not have the shape of scores; axes of 1 do not count.
-
-    Raises:
-        UsageError: the shape is wrong; the error says what to name or return instead.
-    """
+    """Refuse a named output that does not have the shape of scores; axes of 1 do not count."""
     port = next(p for p in session.outputs if p.name == scores)
     sizes = (
         [size for size in port.shape[1:] if size != 1] if len(port.shape) > 2 else port.shape[1:]
@@ -145,12 +137,7 @@ def _reason(session: Session, scores: str) -> str:
 
 
 def _chosen(session: Session, classes: int, outputs: Arrays) -> ScoresChoice | None:
-    """The scores of a file that states none, chosen by the values of its outputs; None if no output has their
-    shape.
-
-    Raises:
-        UsageError: several outputs could be the scores, or the file would have to compute them from one.
-    """
+    """The scores, chosen by the values of the outputs; None if no output has their shape."""
     inputs = {port.name for port in session.inputs}
     found = {name: value for name, value in outputs.items() if name not in inputs}
     others = {name: value for name, value in outputs.items() if name in inputs}
@@ -338,12 +325,7 @@ def criterion_outputs(
     progress: Progress = silent,
     stage: str = "comparing",
 ) -> CriterionOutputs:
-    """The outputs of all samples that are compared.
-
-    Raises:
-        ArtefactError: a score is NaN or infinite.
-        UsageError: the arrays do not fit, or the outputs are too large to be held.
-    """
+    """The outputs of all samples that are compared."""
     names = [criterion.scores] if criterion.scores is not None else list(criterion.numbers)
     found: CriterionOutputs = {name: [] for name in names}
     done = kept = 0
@@ -405,9 +387,6 @@ def compare(
         reference, artefact: of the source and of the file.
         data: the samples, with their labels if these are known.
         criterion: the outputs that decide.
-
-    Raises:
-        ArtefactError: the file computes NaN or infinite values where its source does not.
     """
     if criterion.scores is None:
         outputs = tuple(
@@ -427,7 +406,6 @@ def of_scores(
 
     Args:
         labels: the classes ``[N]``, if they are known.
-        multi_label, threshold: as of `Decisions`.
     """
     decisions = Decisions(multi_label, threshold)
     decisions.update(expected, actual, labels)

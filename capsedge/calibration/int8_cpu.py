@@ -194,9 +194,7 @@ class _Int8Emitter:
         return np.zeros(self.graph.initializers[node.input[1]].dims[0])
 
     def _least(self, weight: str) -> NDArray[np.float64]:
-        """The smallest scales ``[M, 1, 1, 1]`` of a weight for which the biases of all convolutions that use
-        it fit 32 bits, even in a channel whose weights are (nearly) zero.
-        """
+        """The smallest scales ``[M, 1, 1, 1]`` for which the biases of all users of a weight fit 32 bits."""
         least = np.full(self.graph.initializers[weight].dims[0], 1e-12)
         for node in self.graph.users(weight):
             if node.op_type == "Conv":

@@ -268,9 +268,7 @@ def sensitivity(
     target: str = "ort-cpu",
     done: Callable[[str], None] | None = None,
 ) -> list[Damage]:
-    """The damage that every layer and routing iteration does alone, largest first: the root mean squared
-    error of the scores, which ranks them even if no decision changes.
-    """
+    """The damage of every layer and iteration alone, largest first: RMS error of the scores."""
     found = []
     for layer in float_model.quantizable(target):
         model, _ = float_model.emit({layer.name: "int8"}, table, target)

@@ -207,7 +207,6 @@ def quantize(
     """Weights as INT8 and their scales, which cover the largest magnitude.
 
     Args:
-        weight: the weight in FP32.
         axes: axes along which values share a scale; the scale keeps them with length 1.
         least: the smallest scales allowed; none by default.
 
