@@ -339,11 +339,7 @@ def _run(
 
 
 def _halves(networks: NetworkPair, data: Images, count: int, seed: int) -> _Halves:
-    """Two sets of training images without overlap.
-
-    Raises:
-        UsageError: the data cannot be read, does not fit, or is too little.
-    """
+    """Two sets of training images without overlap."""
     session = networks.large.session
     prep = networks.fit.metadata.preprocessing
     inputs = {port.name: port.dtype for port in session.inputs}

@@ -76,9 +76,6 @@ def join(
 
     Args:
         small, large: files of the same opset, at least `LEAST_OPSET`.
-
-    Raises:
-        onnx.checker.ValidationError: the model is not valid.
     """
     small, large = _with(small, pair.outputs.values()), _with(large, pair.outputs)
     joined = copy_of(large)  # before its tensors are renamed
@@ -380,11 +377,7 @@ def _free_function(key: tuple[str, str], used: set[tuple[str, str]]) -> str:
 def opset_aligned(
     small: onnx.ModelProto, large: onnx.ModelProto
 ) -> tuple[onnx.ModelProto, onnx.ModelProto]:
-    """Both models at the newer of their opsets, at least `LEAST_OPSET`.
-
-    Raises:
-        Exception: an error from ``onnx.version_converter``, which cannot convert every operator.
-    """
+    """Both models at the newer of their opsets, at least `LEAST_OPSET`."""
     newest = max(opset_of(small), opset_of(large), LEAST_OPSET)
     first, second = (
         m if opset_of(m) == newest else onnx.version_converter.convert_version(m, newest)

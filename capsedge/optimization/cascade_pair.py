@@ -55,13 +55,7 @@ class PairFit:
 
 
 def fit_pair(small: Session, large: Session) -> PairFit:
-    """How two networks fit together in a cascade.
-
-    Raises:
-        ArtefactError: one of them has no metadata.
-        UsageError: they do not fit: another task, other classes, another input or other scores; or one of
-            them is a cascade itself.
-    """
+    """How two networks fit together in a cascade."""
     one, other = _described(small), _described(large)
     _check_tasks(small, large, one, other)
     _check_inputs(small, large)
@@ -165,11 +159,7 @@ def _check_inputs(small: Session, large: Session) -> None:
 def _preparation(
     one: Preprocessing | None, other: Preprocessing | None, small: Session, large: Session
 ) -> tuple[NDArray[np.float32] | None, NDArray[np.float32] | None]:
-    """Scale and shift from the large network's input to the small one's; None if they are equal.
-
-    Raises:
-        UsageError: the inputs are not related by a scale and shift per channel.
-    """
+    """Scale and shift from the large network's input to the small one's; None if they are equal."""
     if one is None or other is None:
         if one is not other:
             lacking = small if one is None else large
@@ -421,11 +411,7 @@ class NetworkPair:
     def scores(
         self, batches: Iterable[NDArray[Any]], total: int, stage: str, progress: Progress
     ) -> BothScores:
-        """The scores of both networks for prepared batches.
-
-        Raises:
-            ArtefactError: some are NaN or infinite.
-        """
+        """The scores of both networks for prepared batches."""
         pair = self.fit.pair
         small, large = self.small.session, self.large.session
         found: tuple[list[Any], list[Any]] = ([], [])

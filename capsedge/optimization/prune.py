@@ -64,12 +64,7 @@ _SETTINGS = "settings.json"
 
 
 def open_work(folder: Path, settings: str, resume: bool) -> None:
-    """Begin or continue a run in the folder.
-
-    Raises:
-        UsageError: it exists, and ``resume`` is off.
-        ArtefactError: it belongs to other settings.
-    """
+    """Begin or continue a run in the folder."""
     place = folder / _SETTINGS
     if path_kind(place) is None:
         make_folder(folder)

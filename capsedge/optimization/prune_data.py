@@ -61,9 +61,6 @@ def read(data: Path, model: CapsuleModel, limit: int | None, seed: int) -> Pruni
 
     Args:
         limit: maximum number of images of each split.
-
-    Raises:
-        UsageError: they cannot be read, have no labels, or are too few.
     """
     config = model.config
     whole = _part(data, "train", model, limit)
@@ -111,11 +108,7 @@ def _validation(data: Path, model: CapsuleModel, limit: int | None) -> ImageSet 
 def read_test(
     data: Path, model: CapsuleModel, limit: int | None, images: PruningImages
 ) -> ImageSet | None:
-    """The test images, which are read only once, at the end; None if the data has none.
-
-    Raises:
-        UsageError: some are among the training images.
-    """
+    """The test images, which are read only once, at the end; None if the data has none."""
     try:
         test = _part(data, "test", model, limit)
     except UsageError:
@@ -141,12 +134,7 @@ class Evaluator:
         self._threshold = 0.0 if parent.score_name == "logits" else DEFAULT_THRESHOLD
 
     def check_parent(self) -> list[str]:
-        """Refuse an accuracy that is no better than chance; returns warnings if the images are too few to
-        decide.
-
-        Raises:
-            UsageError: the parent is no more accurate than chance.
-        """
+        """Refuse an accuracy no better than chance; returns warnings if the images are too few."""
         labels = self._data.labels
         if self._multi_label or labels is None:
             return []

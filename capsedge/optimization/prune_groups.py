@@ -86,11 +86,7 @@ _BY_CHANNEL: dict[type[nn.Module], dict[str, int]] = {
 
 
 def groups(model: CapsuleModel) -> list[Group]:
-    """The units that can be removed from a model, from its input to its output.
-
-    Raises:
-        UnsupportedModelError: the family's structure is not supported.
-    """
+    """The units that can be removed from a model, from its input to its output."""
     if isinstance(model, CapsNet):
         return _capsnet(model)
     if isinstance(model, MatrixCapsules):
@@ -238,11 +234,7 @@ def _decoder(model: CapsNet, sizes: tuple[int, ...]) -> list[Group]:
 
 
 def _stem(model: CapsuleModel, following: list[str]) -> list[Group]:
-    """The channels of the stem.
-
-    Args:
-        following: the convolutions after it; none if they need all of its last channels.
-    """
+    """The channels of the stem; no ``following`` convolutions if all of its last channels are needed."""
     if isinstance(model.config.stem, ResNet):
         return _residual(model, following)
     modules = list(model.stem)
@@ -342,9 +334,6 @@ def keep_units(model: CapsuleModel, kept: Kept) -> CapsuleModel:
 
     Args:
         kept: what is kept, by the names in `families.groups`; groups not named are kept whole.
-
-    Raises:
-        KeyError: there is no such group.
     """
     names = {group.name for group in groups(model)}
     for name, keep in kept.items():

@@ -290,11 +290,7 @@ def _check(models: Sequence[NamedModel], options: SweepOptions) -> None:
 def _training_images(
     config: ModelConfig, data: Path, rule: AnySplit | None
 ) -> tuple[ImageSet, ImageSet, list[str]]:
-    """Images to calibrate on, and others to compare candidates on; at most two thirds of the training images.
-
-    Raises:
-        UsageError: the data has no labels, or too few images.
-    """
+    """Images to calibrate on, and others to compare on; at most two thirds of the training images."""
     pool = read_images(data, config.preprocessing, "train", rule=rule, named=config.class_names)
     if pool.labels is None:
         raise UsageError(
@@ -414,15 +410,7 @@ _AREA = 240.0  # area of the largest file's marker, in points squared
 
 
 def draw(sweep: SweepReport, path: Path) -> None:
-    """Write a PNG or an SVG, by the suffix: the front joined by a line, other points faint.
-
-    The accuracy shown is that of the search, in which all points are compared; the table gives the test
-    accuracy.
-
-    Raises:
-        EnvironmentProblem: matplotlib is not installed.
-        UsageError: the path cannot be written.
-    """
+    """Write a PNG or SVG: the front as a line, other points faint, at the search's accuracy."""
     figure = new_figure(8, 5)
     axis = figure.subplots()
     largest = max(point.bytes for point in sweep.points)
