@@ -451,11 +451,7 @@ def compute_dimensions(
 
 
 def varied(session: Session, pose: NDArray[np.float32], of: int) -> NDArray[np.float32]:
-    """The pictures of a class with a pose ``[P]``, one dimension varied at a time.
-
-    Returns:
-        ``[D, S, C, H, W]``, values 0 to 1: of the first dimensions, each at the offsets `STEPS`.
-    """
+    """Pictures ``[D, S, C, H, W]`` of a class with pose ``[P]``, one dimension varied by `STEPS`."""
     dimensions = min(len(pose), MOST_DIMENSIONS)
     poses = np.tile(pose, (dimensions, len(STEPS), 1))
     for d in range(dimensions):

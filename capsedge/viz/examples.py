@@ -53,13 +53,7 @@ def read_examples(
     """Read and classify the images of a picture.
 
     Args:
-        session: the model.
-        images, invert: as for `Session.predict`.
         most: maximum number of images that the picture shows.
-
-    Raises:
-        UsageError: an image cannot be read, there are no images, or the model is a regression.
-        ArtefactError: the file does not state its preprocessing.
     """
     given = _one_by_one(images)
     reader = ImageReader(preprocessing_of(session), invert)
@@ -86,12 +80,7 @@ def shown(session: Session, inputs: NDArray[np.float32]) -> NDArray[np.uint8]:
 
 
 def preprocessing_of(session: Session) -> Preprocessing:
-    """How the model's images are prepared.
-
-    Raises:
-        UsageError: the model is a regression; pictures belong to classes.
-        ArtefactError: the file does not state the preprocessing.
-    """
+    """How the model's images are prepared."""
     metadata = session.metadata
     if metadata is not None and metadata.task == REGRESSION:
         raise UsageError(
@@ -115,16 +104,7 @@ def check_finite(session: Session, what: str, values: NDArray[np.floating[Any]])
 
 
 def class_index(session: Session, text: str, count: int) -> int:
-    """The number of a class given by name or number.
-
-    Args:
-        session: the model.
-        text: the name or the number.
-        count: number of classes.
-
-    Raises:
-        UsageError: there is no such class.
-    """
+    """The number of a class from its name or number."""
     names = [session.class_name(j) for j in range(count)]
     if text in names:
         return names.index(text)

@@ -24,12 +24,7 @@ _ONE = 1e-2  # tolerance for couplings that add up to one, at any precision
 
 
 def read_trace(session: Session, examples: Examples) -> Trace:
-    """The trace of the images of a picture.
-
-    Raises:
-        UsageError: the file has no trace.
-        ArtefactError: its values are not finite, or do not have the shapes stated in its metadata.
-    """
+    """The trace of the images of a picture."""
     trace = session.trace(examples.inputs, prepared=True)
     for layer in trace:
         shape, grid = layer.couplings.shape, () if layer.grid == (1, 1) else layer.grid
@@ -111,11 +106,7 @@ def entropy(shares: Floats) -> NDArray[np.float64]:
 
 
 def layer_named(trace: Trace, name: str) -> TracedLayer:
-    """A layer of a trace; by default the last, that of the classes.
-
-    Raises:
-        UsageError: there is no such layer.
-    """
+    """A layer of a trace; by default the last, that of the classes."""
     layers = {layer.name: layer for layer in trace}
     if not name:
         return trace.layers[-1]
@@ -140,11 +131,7 @@ class Shares:
 
 
 def shares_of_class(layers: Sequence[TracedLayer], image: int, index: int) -> Shares:
-    """The positions of a class's parts in the lowest map that its couplings lead to.
-
-    Raises:
-        UsageError: the trace does not state the positions of the last layer's children.
-    """
+    """The positions of a class's parts in the lowest map that its couplings lead to."""
     last = layers[-1]
     weights: Floats = np.zeros((*last.grid, last.couplings.shape[-1]))
     weights[..., index] = 1.0 / (last.grid[0] * last.grid[1])
@@ -175,9 +162,6 @@ def _to_children(layer: TracedLayer, image: int, weights: Floats) -> Floats | No
     vote in the parent's mean, responsibility times activation (Hinton et al. 2018, procedure 1, M-step).
     Otherwise it is its coupling times its agreement; in dynamic routing these products add up to the squared
     length of the parent's pose before the squash. None if the children have no geometry.
-
-    Raises:
-        UsageError: a trace of EM routing has no activations of the children.
     """
     if layer.child_grid is None:
         return None
@@ -254,7 +238,6 @@ def grid_over_input(path: Path, size: Cells, cells: Cells) -> tuple[Grid, bool]:
     """The grid of a map over an input.
 
     Args:
-        path: the ONNX file.
         size: height and width of the input.
         cells: height and width of the map.
 
