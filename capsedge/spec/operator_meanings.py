@@ -137,11 +137,7 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
 
 
 def meaning(operator: str, name: str) -> str:
-    """What an input, output or attribute means.
-
-    Raises:
-        ValueError: `MEANINGS` does not say it.
-    """
+    """What an input, output or attribute means."""
     found = MEANINGS.get(OPERATORS[operator].procedure, {}).get(name)
     if not found:
         raise ValueError(
