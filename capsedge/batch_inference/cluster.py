@@ -151,9 +151,9 @@ def _to_json(error: CapsedgeError) -> str:
 def _from_json(text: str) -> CapsedgeError:
     declared = json.loads(text)
     kind: type[CapsedgeError] = getattr(errors, declared["kind"])
-    found = kind.__new__(kind)  # some error classes take other arguments
-    CapsedgeError.__init__(found, **declared["text"], details=declared["details"])
-    return found
+    error = kind.__new__(kind)  # some error classes take other arguments
+    CapsedgeError.__init__(error, **declared["text"], details=declared["details"])
+    return error
 
 
 def versions(session: Session) -> str:

@@ -69,12 +69,12 @@ class ParquetTable:
             for place, lists in self._schema_columns(column):
                 chunks = [self.groups[k].chunks[place] for k in groups]
                 rows = min(rows, rows_at_once(self._file, chunks, lists))
-            found = self.content.iter_batches(
+            batches = self.content.iter_batches(
                 rows, row_groups=groups, columns=[column], use_threads=False
             )
         while True:
             with readable_errors():
-                batch = next(found, None)
+                batch = next(batches, None)
             if batch is None:
                 return
             yield batch
@@ -93,19 +93,19 @@ def opened_parquet(file: BinaryIO) -> Iterator[ParquetTable]:
     parquet = import_parquet()
     with readable_errors():
         plain = _Plain(file)
-        found = parquet.ParquetFile(
+        table = parquet.ParquetFile(
             plain,
             buffer_size=_BUFFER,  # stream columns instead of reading them whole
             thrift_string_size_limit=limits.PARQUET_FOOTER_BYTES,
             thrift_container_size_limit=limits.PARQUET_VALUES,
         )
-        if len(found.schema) > limits.PARQUET_COLUMNS:
+        if len(table.schema) > limits.PARQUET_COLUMNS:
             raise BadParquet(f"it has over {limits.PARQUET_COLUMNS:,} columns")
         rows = sum(group.rows for group in plain.groups)
         if rows > limits.PARQUET_ROWS:
             raise BadParquet(f"it states {rows:,} rows, the limit is {limits.PARQUET_ROWS:,}")
-    with found:
-        yield ParquetTable(found, plain.groups, file)
+    with table:
+        yield ParquetTable(table, plain.groups, file)
 
 
 @contextmanager
@@ -293,8 +293,8 @@ def _images_in(field: Any) -> str:
     kind = field.type
     if types.is_struct(kind):
         inner = [kind.field(k) for k in range(kind.num_fields)]
-        found = any(f.name == "bytes" and _is_bytes(f.type) for f in inner)
-        return f"{field.name}.bytes" if found else ""
+        holds_bytes = any(f.name == "bytes" and _is_bytes(f.type) for f in inner)
+        return f"{field.name}.bytes" if holds_bytes else ""
     if _is_bytes(kind):
         return str(field.name)
     lists = 0

@@ -83,8 +83,8 @@ class _Walk:
         elif kind in (_LIST, _SET):
             head = self._byte()
             count = head >> 4 if head >> 4 < 15 else self._varint()
-            found = self._elements(count, (head & 15,), depth)
-            return found if head & 15 == _STRUCT else None
+            elements = self._elements(count, (head & 15,), depth)
+            return elements if head & 15 == _STRUCT else None
         elif kind == _MAP:
             if count := self._varint():
                 kinds = self._byte()
@@ -203,8 +203,8 @@ def _chunk(column: Fields) -> Chunk:
 
 
 def _structures(fields: Fields, key: int) -> list[Fields]:
-    found = fields.get(key)
-    return found if isinstance(found, list) else []
+    structures = fields.get(key)
+    return structures if isinstance(structures, list) else []
 
 
 def _long(fields: Fields, key: int) -> int:

@@ -75,15 +75,15 @@ class RowMaker:
 
     def _prepared(self, items: Iterator[Item]) -> list[tuple[str, NDArray[np.float32] | str]]:
         """The names of items, each with the model's input or an error; few undecoded items are in memory."""
-        found: list[tuple[str, NDArray[np.float32] | str]] = []
+        prepared: list[tuple[str, NDArray[np.float32] | str]] = []
         while few := list(islice(items, self._workers)):
             inputs = (
                 map(self._prepare, few)
                 if self._pool is None
                 else self._pool.map(self._prepare, few)
             )
-            found += zip((item.name for item in few), inputs, strict=True)
-        return found
+            prepared += zip((item.name for item in few), inputs, strict=True)
+        return prepared
 
     def _prepare(self, item: Item) -> NDArray[np.float32] | str:
         """The model's input ``[C, H, W]`` in its layout, or the text of an error."""
@@ -94,8 +94,8 @@ class RowMaker:
             image = _shaped(item.image, p)
             if isinstance(image, np.ndarray) and image.dtype.kind == "f":
                 reader = ImageReader(p, self._invert, prepared=True)
-                (found,) = reader.images(image.astype(np.float32, copy=False))
-                return found.astype(np.float32, copy=False)
+                (prepared,) = reader.images(image.astype(np.float32, copy=False))
+                return prepared.astype(np.float32, copy=False)
             return prepare(image, p, self._invert, "The image")
         except UsageError as error:
             return f"{error.what} {error.why}"

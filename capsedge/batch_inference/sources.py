@@ -225,14 +225,14 @@ def open_source(address: str, column: str = "") -> ImageSource:
 
 def _in_folder(storage: Storage, column: str) -> ImageSource:
     names = storage.names()
-    found = {
+    by_kind = {
         "images": [name for name in names if is_image(name)],
         "parquet files": [name for name in names if name.lower().endswith(parquet.SUFFIXES)],
         "tar archives": [name for name in names if name.lower().endswith(tar.SUFFIXES)],
     }
-    kinds = [kind for kind, files in found.items() if files]
+    kinds = [kind for kind, files in by_kind.items() if files]
     if len(kinds) != 1:
-        counts = ", ".join(f"{len(found[kind]):,} {kind}" for kind in kinds)
+        counts = ", ".join(f"{len(by_kind[kind]):,} {kind}" for kind in kinds)
         raise UsageError(
             f"The folder {storage.address} holds {counts or 'no supported files'}.",
             "A run reads only one kind." if kinds else _KNOWN,
@@ -240,7 +240,7 @@ def _in_folder(storage: Storage, column: str) -> ImageSource:
             if kinds
             else "Pass a folder or a file with images.",
         )
-    files = tuple(found[kinds[0]])
+    files = tuple(by_kind[kinds[0]])
     if kinds == ["images"]:
         return Folder(storage, files)
     if kinds == ["tar archives"]:

@@ -38,8 +38,8 @@ INSTALL = "pip install 'capsedge[batch]'"
 
 def is_remote(address: str) -> bool:
     """Whether an address is on a file system other than this machine's."""
-    found = _SCHEME.match(address)
-    return found is not None and found[1].lower() not in ("file", "local")
+    scheme = _SCHEME.match(address)
+    return scheme is not None and scheme[1].lower() not in ("file", "local")
 
 
 def plain(address: str) -> str:
@@ -120,12 +120,12 @@ class Storage:
     def kind(self) -> str | None:
         """The kind of what is there: ``file`` or ``folder``; None for nothing."""
         if not self.remote:
-            found = reading.path_kind(self._path)
-            if found not in (None, reading.FILE, reading.FOLDER):
+            kind = reading.path_kind(self._path)
+            if kind not in (None, reading.FILE, reading.FOLDER):
                 raise UsageError(
-                    f"Cannot read {self.address}.", f"It is a {found}.", "Pass a file or a folder."
+                    f"Cannot read {self.address}.", f"It is a {kind}.", "Pass a file or a folder."
                 )
-            return found
+            return kind
         system, path = self.system
         with self._reached(""):
             if not system.exists(path):
@@ -134,18 +134,18 @@ class Storage:
 
     def names(self) -> list[str]:
         """The files below the folder, relative, with ``/`` between names, sorted."""
-        found: list[str] = []
-        for name in self._found():
-            found.append(name)
-            if len(found) > limits.FOLDER_FILES:
+        names: list[str] = []
+        for name in self._listed():
+            names.append(name)
+            if len(names) > limits.FOLDER_FILES:
                 raise UsageError(
                     f"The folder {self.address} has over {limits.FOLDER_FILES:,} files.",
                     "",
                     "Divide it, or store the images in tar or parquet files.",
                 )
-        return sorted(found)
+        return sorted(names)
 
-    def _found(self) -> Iterator[str]:
+    def _listed(self) -> Iterator[str]:
         if self.remote:
             system, path = self.system
             with self._reached(""):

@@ -104,12 +104,12 @@ class Stream:
                 self._inflate, self._buffer = zlib.decompressobj(wbits=31), rest
             packed = self._buffer or self._file.read(1 << 16)
             try:
-                found = self._inflate.decompress(packed, most)
+                data = self._inflate.decompress(packed, most)
             except zlib.error as error:
                 raise BadTar(f"its gzip stream is damaged: {error}") from error
             self._buffer = self._inflate.unconsumed_tail
-            if found:
-                return found
+            if data:
+                return data
             if not packed and not self._inflate.eof:
                 raise BadTar("its gzip stream ends early")
 

@@ -139,13 +139,13 @@ def _reason(session: Session, scores: str) -> str:
 def _chosen(session: Session, classes: int, outputs: Arrays) -> ScoresChoice | None:
     """The scores, chosen by the values of the outputs; None if no output has their shape."""
     inputs = {port.name for port in session.inputs}
-    found = {name: value for name, value in outputs.items() if name not in inputs}
+    computed = {name: value for name, value in outputs.items() if name not in inputs}
     others = {name: value for name, value in outputs.items() if name in inputs}
     shape = next(iter(others.values())).shape[1:] if others else ()
     wide = max(classes, 2)
-    if not has_candidates(found, wide, shape):
+    if not has_candidates(computed, wide, shape):
         return None
-    choice = choose_scores(found, wide, at_least=True, images=shape, others=others, adds=False)
+    choice = choose_scores(computed, wide, at_least=True, images=shape, others=others, adds=False)
     if choice.form == CAPSULES:
         check_computed(choice)
     return choice
@@ -190,29 +190,31 @@ class Gate:
 
     def failures(self, outcome: Outcome) -> list[str]:
         """A sentence for every requirement that is not met."""
-        found = []
+        failures = []
         most = self.limit(outcome.metric)
         if not outcome.drop <= most + _ROUNDING:
-            found.append(f"{outcome.drop:.2f} {UNITS_OF_LOSS[outcome.metric]}, {most:g} allowed.")
+            failures.append(
+                f"{outcome.drop:.2f} {UNITS_OF_LOSS[outcome.metric]}, {most:g} allowed."
+            )
         if outcome.metric == AGREEMENT and outcome.largest_changed_margin > outcome.median_margin:
-            found.append(
+            failures.append(
                 f"An answer changed that FP32 gave with a margin of {outcome.largest_changed_margin:.3g}; "
                 f"half of the "
                 f"answers have margins below {outcome.median_margin:.3g}."
             )
-        found += [
+        failures += [
             f"'{o.name}' is off by up to {100 * o.largest_share:.2f} % of its range, "
             f"{self.max_error:g} allowed."
             for o in outcome.outputs
             if not 100 * o.largest_share <= self.max_error
         ]
-        found += [
+        failures += [
             f"The vectors of '{o.name}' have a mean cosine of {o.cosine:.6f} with those of FP32, "
             f"{self.min_cosine:g} required."
             for o in outcome.outputs
             if o.cosine is not None and not o.cosine >= self.min_cosine
         ]
-        return found
+        return failures
 
     def passes(self, outcome: Outcome) -> bool:
         """Whether an outcome meets all requirements."""
@@ -327,14 +329,14 @@ def criterion_outputs(
 ) -> CriterionOutputs:
     """The outputs of all samples that are compared."""
     names = [criterion.scores] if criterion.scores is not None else list(criterion.numbers)
-    found: CriterionOutputs = {name: [] for name in names}
+    collected: CriterionOutputs = {name: [] for name in names}
     done = kept = 0
     for count, _, outputs in runs(session, data):
         done += count
         for name in names:
             value = np.asarray(outputs[name])
-            found[name].append(_scores(value, count) if criterion.scores is not None else value)
-            kept += found[name][-1].nbytes
+            collected[name].append(_scores(value, count) if criterion.scores is not None else value)
+            kept += collected[name][-1].nbytes
         if kept > limits.ARRAY_BYTES:
             raise UsageError(
                 "The outputs of these samples are too large to be compared.",
@@ -344,8 +346,8 @@ def criterion_outputs(
             )
         progress(stage, done, len(data))
     if criterion.scores is not None:
-        _check_finite(session, criterion.scores, found[criterion.scores])
-    return found
+        _check_finite(session, criterion.scores, collected[criterion.scores])
+    return collected
 
 
 def sample_outputs(session: Session, data: ImageSet, count: int = 64) -> dict[str, Array]:

@@ -149,8 +149,8 @@ def watch(
     # The first dimension of inner tensors need not be the batch, so the padding of an incomplete batch could
     # not be removed from them.
     for count, feeds, outputs in runs(session, data, padded=False):
-        found = {**outputs, **feeds}
-        yield count, {t: found[t] for t in tensors}
+        tensors_by_name = {**outputs, **feeds}
+        yield count, {t: tensors_by_name[t] for t in tensors}
 
 
 def histograms(

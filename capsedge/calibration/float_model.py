@@ -185,11 +185,11 @@ class FloatModel:
 
     def check_reference(self, data: ImageSet, progress: Progress = silent) -> list[str]:
         """Refuse an accuracy no better than chance; return warnings if the images are too few."""
-        found = self.criterion_outputs(data, progress)
-        accuracy = evaluate.compare(found, found, data, self.criterion).reference
+        outputs = self.criterion_outputs(data, progress)
+        accuracy = evaluate.compare(outputs, outputs, data, self.criterion).reference
         if accuracy is None or self.criterion.scores is None:
             return []
-        classes = found[self.criterion.scores][0].shape[1]
+        classes = outputs[self.criterion.scores][0].shape[1]
         return check_above_chance(
             accuracy, len(data), classes, self.criterion.scores, data.source, str(self.path)
         )
@@ -304,8 +304,10 @@ class FloatModel:
     def criterion_outputs(self, data: ImageSet, progress: Progress = silent) -> CriterionOutputs:
         """The FP32 file's outputs, computed once per set of images."""
         if id(data) not in self._outputs:
-            found = evaluate.criterion_outputs(self.session, data, self.criterion, progress, "FP32")
-            self._outputs[id(data)] = data, found
+            outputs = evaluate.criterion_outputs(
+                self.session, data, self.criterion, progress, "FP32"
+            )
+            self._outputs[id(data)] = data, outputs
         return self._outputs[id(data)][1]
 
     def outcome(
@@ -314,8 +316,8 @@ class FloatModel:
         """Compare a model made from this file with this file."""
         reference = self.criterion_outputs(data, progress)
         session = load_bytes(model.SerializeToString(), MADE_BY)
-        found = evaluate.criterion_outputs(session, data, self.criterion, progress, "quantized")
-        return evaluate.compare(reference, found, data, self.criterion)
+        outputs = evaluate.criterion_outputs(session, data, self.criterion, progress, "quantized")
+        return evaluate.compare(reference, outputs, data, self.criterion)
 
     def with_metadata(
         self, model: onnx.ModelProto, precision: str, calibration: Mapping[str, Any]

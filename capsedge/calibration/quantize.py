@@ -127,11 +127,11 @@ def split(
 
 
 def _read(source: FloatModel, data: Path | ImageSet, split: str) -> ImageSet:
-    found = data
-    if not isinstance(found, ImageSet):
+    images = data
+    if not isinstance(images, ImageSet):
         classes = not source.session.roles.values
-        found = read_images(
-            found,
+        images = read_images(
+            images,
             source.preprocessing,
             split,
             inputs=source.inputs,
@@ -139,16 +139,16 @@ def _read(source: FloatModel, data: Path | ImageSet, split: str) -> ImageSet:
             rule=None if source.metadata is None else source.metadata.training_split,
             named=() if source.metadata is None else source.metadata.class_names,
         )
-    missing = [name for name in list(source.inputs)[1:] if name not in found.others]
+    missing = [name for name in list(source.inputs)[1:] if name not in images.others]
     if missing:
         raise UsageError(
-            f"{found.source} has no arrays for the input {missing[0]}.",
+            f"{images.source} has no arrays for the input {missing[0]}.",
             f"The model's inputs are {', '.join(source.inputs)}.",
             "Save one array [N, ...] for each input, under its name, with numpy.savez.",
         )
     if source.metadata is None:
-        check_fits(source.session, found)
-    return found
+        check_fits(source.session, images)
+    return images
 
 
 def gate_of(options: QuantizeOptions) -> Gate:

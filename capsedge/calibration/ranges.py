@@ -129,9 +129,9 @@ def _best(h: Histogram, cost: Callable[[float, float], float]) -> Range:
     best, least = minmax(h), np.inf
     for share in np.linspace(1.0, 0.1, 91):
         low, high = (float(v) * float(share) for v in (min(h.low, 0.0), max(h.high, 0.0)))
-        found = cost(low, high)
-        if found < least * (1 - 1e-9):
-            best, least = (low, high), found
+        price = cost(low, high)
+        if price < least * (1 - 1e-9):
+            best, least = (low, high), price
     return best
 
 

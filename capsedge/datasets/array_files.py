@@ -110,8 +110,8 @@ def read_array(
     expected = check_bytes(path, shape, dtype.itemsize, stored)
     data = np.empty(expected, np.uint8)
     view, at = data.data, 0
-    while at < expected and (found := member.readinto(view[at : at + _CHUNK])):  # type: ignore[attr-defined]
-        at += found
+    while at < expected and (size := member.readinto(view[at : at + _CHUNK])):  # type: ignore[attr-defined]
+        at += size
     if at < expected:
         raise UsageError(f"{path} is incomplete.", f"'{name}' has {at:,} bytes of {expected:,}.")
     if not partly and member.read(1):  # also checks the sum of what was read
@@ -131,23 +131,23 @@ def header(path: Path, member: IO[bytes], name: str) -> tuple[np.dtype[Any], boo
     if length > _HEADER_BYTES:
         raise _foreign(path, name, f"its header has {length:,} bytes")
     text = member.read(length).decode("latin-1").strip()
-    found: dict[str, str] = {}
+    fields: dict[str, str] = {}
     at = 1
     while match := _FIELD.match(text, at):
         at = match.end()
-        found |= {key: value for key, value in match.groupdict().items() if value is not None}
-    if text[:1] != "{" or text[at:].strip() != "}" or len(found) != 3:
+        fields |= {key: value for key, value in match.groupdict().items() if value is not None}
+    if text[:1] != "{" or text[at:].strip() != "}" or len(fields) != 3:
         raise _foreign(path, name, "its header does not describe plain numbers")
-    sizes = [part for part in found["shape"].split(",") if part.strip()]
+    sizes = [part for part in fields["shape"].split(",") if part.strip()]
     matches = [_SIZE.fullmatch(part) for part in sizes]
     shape = tuple(int(match[1]) for match in matches if match)
     if len(shape) != len(sizes) or len(shape) > 8:
-        raise _foreign(path, name, f"its shape is ({found['shape'].strip()[:80]})")
+        raise _foreign(path, name, f"its shape is ({fields['shape'].strip()[:80]})")
     try:
-        dtype = np.dtype(found["descr"])
+        dtype = np.dtype(fields["descr"])
     except TypeError:  # a size that its kind of number does not come in
-        raise _foreign(path, name, f"its type is {found['descr']}") from None
-    return dtype, found["order"] == "True", shape
+        raise _foreign(path, name, f"its type is {fields['descr']}") from None
+    return dtype, fields["order"] == "True", shape
 
 
 def _foreign(path: Path, name: str, why: str) -> UsageError:
@@ -241,9 +241,9 @@ def read(path: Path, count: int | None = None) -> NDArray[np.uint8]:
         if not packed and expected > stored:
             raise UsageError(f"{path} is incomplete.", f"{stored:,} bytes of {expected:,}.")
         data = np.empty(expected, np.uint8)
-        found = len(filled(content, data.data))
-        if found < expected:
-            raise UsageError(f"{path} is incomplete.", f"{found:,} bytes of {expected:,}.")
+        size = len(filled(content, data.data))
+        if size < expected:
+            raise UsageError(f"{path} is incomplete.", f"{size:,} bytes of {expected:,}.")
         if not partly and filled(content, bytearray(1)):
             raise UsageError(
                 f"{path} is not an idx file.", f"It has data after its {expected:,} bytes."
@@ -279,9 +279,9 @@ class Gunzip:
 
     def readinto(self, target: memoryview) -> int:
         """The next bytes, as many as fit or fewer; none at the end."""
-        found = self._some(len(target))
-        target[: len(found)] = found
-        return len(found)
+        data = self._some(len(target))
+        target[: len(data)] = data
+        return len(data)
 
     def _some(self, most: int) -> bytes:
         while True:
@@ -294,19 +294,19 @@ class Gunzip:
                     raise self._damaged(f"it has over {_MEMBERS:,} members")
                 self._member, self._remaining = zlib.decompressobj(wbits=31), rest
             packed = self._remaining or self._file.read(_IDX_CHUNK)
-            found = self._inflate(packed, most)
-            if found:
-                return found
+            data = self._inflate(packed, most)
+            if data:
+                return data
             if not packed and not self._member.eof:
                 raise self._damaged("it ends early")
 
     def _inflate(self, packed: bytes, most: int) -> bytes:
         try:
-            found = self._member.decompress(packed, most)
+            data = self._member.decompress(packed, most)
         except zlib.error as error:
             raise self._damaged(str(error)) from error
         self._remaining = self._member.unconsumed_tail
-        return found
+        return data
 
     def _damaged(self, why: str) -> UsageError:
         return UsageError(

@@ -187,10 +187,10 @@ _NAMES: dict[tuple[str, str], Any] = {
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        found = _NAMES.get((module.replace("numpy._core", "numpy.core"), name))
-        if found is None:
+        kind = _NAMES.get((module.replace("numpy._core", "numpy.core"), name))
+        if kind is None:
             raise BadBatch(f"it names {module[:80]}.{name[:80]}, which would run code")
-        return found
+        return kind
 
 
 if __name__ == "__main__":

@@ -162,17 +162,17 @@ def read_classes(
             f"The training classes are {', '.join(names[:10])}{', ...' if len(names) > 10 else ''}.",
             "Rename or remove that folder.",
         )
-    found = [
+    labelled = [
         (file, label)
         for label, name in enumerate(names)
         if name in folders
         for file in images_below(folder / name)
     ]
-    if count is not None and count < len(found):
-        found = [found[k * len(found) // count] for k in range(count)]
-    images = read_pixels([file for file, _ in found], prep)
-    paths = tuple(file.relative_to(folder).as_posix() for file, _ in found)
-    return images, np.array([label for _, label in found], np.int64), paths
+    if count is not None and count < len(labelled):
+        labelled = [labelled[k * len(labelled) // count] for k in range(count)]
+    images = read_pixels([file for file, _ in labelled], prep)
+    paths = tuple(file.relative_to(folder).as_posix() for file, _ in labelled)
+    return images, np.array([label for _, label in labelled], np.int64), paths
 
 
 def read_pixels(files: Sequence[Path], prep: Preprocessing) -> NDArray[np.uint8]:

@@ -52,14 +52,14 @@ def divided(images: ImageSet, rule: AnySplit) -> dict[str, ImageSet]:
         rule.part(checksum, int(label))
         for checksum, label in zip(images.checksums, images.classes, strict=True)
     ])  # fmt: skip
-    found: dict[str, ImageSet] = {}
+    sets: dict[str, ImageSet] = {}
     for name in ("train", "validation", "test"):
         part = replace(images.take(np.flatnonzero(parts == name)), split=name)
-        for other in found.values():
+        for other in sets.values():
             part = part.without(other)
         which = "trained on" if name == "train" else UNTRAINED
-        found[name] = replace(part, known=which, total=len(images))
-    return found
+        sets[name] = replace(part, known=which, total=len(images))
+    return sets
 
 
 def part_of(

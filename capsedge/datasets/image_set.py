@@ -175,13 +175,13 @@ class ImageSet:
 
     def _checksums(self, images: Iterable[NDArray[Any]]) -> list[bytes]:
         others = [self.others[name] for name in sorted(self.others)]
-        found = []
+        checksums = []
         for image, *rest in zip(images, *others, strict=True):
             total = hashlib.sha256(image.tobytes())
             for value in rest:
                 total.update(value.tobytes())
-            found.append(total.digest())
-        return found
+            checksums.append(total.digest())
+        return checksums
 
     def take(self, indices: NDArray[np.intp]) -> ImageSet:
         """Some of the images, in the order given."""

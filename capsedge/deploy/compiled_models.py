@@ -33,7 +33,7 @@ def compile_models(
     """
     from capsedge.exporters.c.wasm import compile_network
 
-    found = {}
+    compiled = {}
     for path, data in models.items():
         place = PurePosixPath(path)
         try:
@@ -41,8 +41,8 @@ def compile_models(
         except (UnsupportedModelError, ArtefactError, UsageError) as error:
             note(f"{place.stem} runs in ONNX Runtime, as it cannot be compiled: {error.why}")
             continue
-        found[path] = (str(place.with_suffix(".wasm")), network.data)
-    return found
+        compiled[path] = (str(place.with_suffix(".wasm")), network.data)
+    return compiled
 
 
 def note_without_extra(runtime_bytes: int, note: Callable[[str], None]) -> None:

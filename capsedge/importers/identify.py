@@ -77,8 +77,8 @@ def fitting(weights: Weights, family_name: str | None = None) -> list[Identified
     whole = [r for r in fits if r.fit.whole] if family_name is None else [_named(fits, family_name)]
     if not whole:
         raise _unknown(weights, fits)
-    for found in whole:
-        _check_lambdas(weights, found.family)
+    for reading in whole:
+        _check_lambdas(weights, reading.family)
     return whole
 
 
@@ -102,15 +102,15 @@ def family_of(name: str) -> Family:
 
 def _named(fits: list[Identified], family_name: str) -> Identified:
     family = family_of(family_name)
-    found = next(r for r in fits if r.family is family)
-    if not found.fit.whole:
+    reading = next(r for r in fits if r.family is family)
+    if not reading.fit.whole:
         raise UsageError(
             f"The file is not of the family {family_name}.",
-            f"{'; '.join(_differences(found.fit))}.",
+            f"{'; '.join(_differences(reading.fit))}.",
             "Leave out --family to see which families fit, or rename its keys with --map "
             "(docs/how-to/import.md).",
         )
-    return found
+    return reading
 
 
 def _check_lambdas(weights: Weights, family: Family) -> None:
@@ -128,10 +128,10 @@ def _check_lambdas(weights: Weights, family: Family) -> None:
 
 
 def _differences(fit: Fit) -> list[str]:
-    found = [f"{key} is missing" for key in fit.missing]
-    found += fit.wrong + [f"{key} is not known" for key in fit.unknown]
-    left = len(found) - DIFFERING
-    return found[:DIFFERING] + ([f"{left} more differences"] if left > 0 else [])
+    differences = [f"{key} is missing" for key in fit.missing]
+    differences += fit.wrong + [f"{key} is not known" for key in fit.unknown]
+    left = len(differences) - DIFFERING
+    return differences[:DIFFERING] + ([f"{left} more differences"] if left > 0 else [])
 
 
 def _unknown(weights: Weights, fits: list[Identified]) -> UnknownNetwork:

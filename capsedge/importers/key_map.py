@@ -84,15 +84,15 @@ def apply(keys: KeyMap, weights: Weights) -> Weights:
             f"It has {', '.join(list(weights.tensors)[:20])}.",
             "Correct the key map.",
         )
-    made: dict[str, Floats] = {}
+    tensors: dict[str, Floats] = {}
     for key, tensor in weights.tensors.items():
         if any(fnmatch.fnmatchcase(key, pattern) for pattern in keys.ignore):
             continue
         target, steps = _entry(key, keys.tensors.get(key, key))
-        if target in made:
+        if target in tensors:
             raise UsageError(f"The key map creates '{target}' twice.", "", "Correct the key map.")
-        made[target] = _transform(key, tensor, steps)
-    return replace(weights, tensors=made)
+        tensors[target] = _transform(key, tensor, steps)
+    return replace(weights, tensors=tensors)
 
 
 def _entry(key: str, entry: Any) -> tuple[str, list[Any]]:

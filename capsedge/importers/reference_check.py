@@ -216,7 +216,7 @@ def compare(
     first = batches(next(iter(inputs)).inputs, model.config.fixed_batch or BATCH)[0]
     unchecked = theirs.check_saved([first])
     batch = model.config.fixed_batch or BATCH
-    found = _differences(model.eval(), theirs.module, inputs, batch, progress)
+    differences = _differences(model.eval(), theirs.module, inputs, batch, progress)
     facts = theirs.facts()
     return ReferenceCheck(
         str(facts["code"]),
@@ -224,7 +224,7 @@ def compare(
         batch=batch,
         fixed=fixed,
         unchecked="; ".join(unchecked),
-        **found,
+        **differences,
     )
 
 

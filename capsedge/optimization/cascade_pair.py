@@ -270,8 +270,8 @@ class Augmentation:
             values = moved if self.channels_last else np.moveaxis(moved, 3, 1)
         spread = values.std(axes, keepdims=True) * np.float32(_NOISE * self.strength)
         values = np.clip(values + spread * rng.standard_normal(values.shape, np.float32), low, high)
-        found: Array = values if batch.dtype.kind == "f" else np.rint(values)
-        return found.astype(batch.dtype)
+        rounded: Array = values if batch.dtype.kind == "f" else np.rint(values)
+        return rounded.astype(batch.dtype)
 
 
 def _sampling_grid(
@@ -390,12 +390,12 @@ class NetworkPair:
         last = prep is not None and prep.layout == "NHWC"
         wanted = decided(self._large(tried.batches(BATCH)), self.threshold)
         for strength in STRENGTHS:
-            found = Augmentation(strength, last)
-            scores = self._large(found.copies(tried.batches(BATCH)))
+            augmentation = Augmentation(strength, last)
+            scores = self._large(augmentation.copies(tried.batches(BATCH)))
             kept = (decided(scores, self.threshold) == wanted).all(axis=1).mean()
             if kept >= _LEAST_KEPT:
                 break
-        return found
+        return augmentation
 
     def _large(self, batches: Iterable[NDArray[Any]]) -> NDArray[np.float32]:
         return np.concatenate([_scores(self.large.session, batch) for batch in batches])
@@ -405,8 +405,8 @@ class NetworkPair:
     ) -> PairScores:
         """The results of both networks for an augmented copy of every image."""
         batches = augmentation.copies(images.batches(BATCH))
-        found = self.scores(batches, len(images), stage, progress)
-        return PairScores.of(found.small, found.large, self.threshold)
+        scores = self.scores(batches, len(images), stage, progress)
+        return PairScores.of(scores.small, scores.large, self.threshold)
 
     def scores(
         self, batches: Iterable[NDArray[Any]], total: int, stage: str, progress: Progress
@@ -414,7 +414,7 @@ class NetworkPair:
         """The scores of both networks for prepared batches."""
         pair = self.fit.pair
         small, large = self.small.session, self.large.session
-        found: tuple[list[Any], list[Any]] = ([], [])
+        parts: tuple[list[Any], list[Any]] = ([], [])
         seconds, done = [0.0, 0.0], 0
         for batch in batches:
             own = (
@@ -422,13 +422,13 @@ class NetworkPair:
                 if pair.scale is None or pair.shift is None
                 else batch * pair.scale + pair.shift
             )
-            for k, (session, given) in enumerate(((small, own), (large, batch))):
-                scores, taken = _timed(session, given, 1 if total > BATCH else _REPEATS)
-                found[k].append(scores)
+            for k, (session, inputs) in enumerate(((small, own), (large, batch))):
+                scores, taken = _timed(session, inputs, 1 if total > BATCH else _REPEATS)
+                parts[k].append(scores)
                 seconds[k] += taken
             done += len(batch)
             progress(stage, done, total)
-        first, second = (np.concatenate(part) for part in found)
+        first, second = (np.concatenate(part) for part in parts)
         for session, scores in ((small, first), (large, second)):
             if not np.isfinite(scores).all():
                 raise ArtefactError(

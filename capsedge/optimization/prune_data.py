@@ -40,17 +40,17 @@ class PruningImages:
     @property
     def warnings(self) -> list[str]:
         """Why the accuracy on the images held out may mislead."""
-        found = []
+        warnings = []
         if not self.unseen:
-            found.append(
+            warnings.append(
                 "the parent may have been trained on the held-out images, so its accuracy there may be "
                 "too high"
             )
         if (count := len(self.held_out)) < _FEW:
-            found.append(
+            warnings.append(
                 f"only {count} images are held out for the search: each is {100 / count:.2g} points"
             )
-        return found
+        return warnings
 
 
 def read(data: Path, model: CapsuleModel, limit: int | None, seed: int) -> PruningImages:
@@ -98,11 +98,11 @@ def _part(data: Path, part: str, model: CapsuleModel, limit: int | None) -> Imag
 def _validation(data: Path, model: CapsuleModel, limit: int | None) -> ImageSet | None:
     """The images that chose the model's epoch; None if the data has none."""
     try:
-        found = _part(data, "validation", model, limit)
+        images = _part(data, "validation", model, limit)
     except UsageError:
         return None
     # Of other data, such a split takes the place of test images.
-    return found if found.known == UNTRAINED or class_names(data) else None
+    return images if images.known == UNTRAINED or class_names(data) else None
 
 
 def read_test(

@@ -43,11 +43,11 @@ def find_package() -> Path | None:
         module = importlib.import_module(_MODULE)
     except ModuleNotFoundError:
         return None
-    found = getattr(module, "__version__", "unknown")
-    if found != VERSION:
+    version = getattr(module, "__version__", "unknown")
+    if version != VERSION:
         raise EnvironmentProblem(
             "The installed CUDA kernels are of another version than capsedge.",
-            f"capsedge-cuda is {found}, and capsedge is {VERSION}.",
+            f"capsedge-cuda is {version}, and capsedge is {VERSION}.",
             HOW_TO_GET,
         )
     return Path(str(module.__file__)).parent

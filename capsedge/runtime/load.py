@@ -166,9 +166,9 @@ def model_path(model: str | os.PathLike[str]) -> Path:
     path = as_path(model, MODEL)
     if not isinstance(model, str):
         return path
-    found = zoo.zoo_model(model)
-    if found is not None:
-        return found
+    of_zoo = zoo.zoo_model(model)
+    if of_zoo is not None:
+        return of_zoo
     plain = path.name == model and not path.suffix  # neither a folder nor a suffix: a name
     if plain and reading.path_kind(path) is None:
         raise zoo.unknown_model(model)

@@ -294,8 +294,8 @@ def _for_a_page(element: ElementTree.Element) -> None:
         if child.tag in ("style", "clipPath"):
             element.remove(child)
     element.tag = element.tag.rpartition("}")[2]
-    given, element.attrib = element.attrib, {}
-    for key, value in given.items():
+    attributes, element.attrib = element.attrib, {}
+    for key, value in attributes.items():
         name = key.rpartition("}")[2]
         if name == "style":
             value = _FONT.sub("system-ui,sans-serif", value.replace("#000000", "currentColor"))

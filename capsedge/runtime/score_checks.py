@@ -70,15 +70,15 @@ def probes(shape: Sequence[int], preprocessing: Preprocessing | None = None) -> 
 def _drawn(rng: np.random.Generator, count: int, shape: tuple[int, int, int]) -> Floats:
     """Bright bars and patches on a dark ground, and the reverse; coloured where there are colours."""
     channels, height, width = shape
-    found = np.zeros((count, *shape), np.float32)
-    for image in found:
+    images = np.zeros((count, *shape), np.float32)
+    for image in images:
         for _ in range(3):
             top, left = rng.integers(0, height), rng.integers(0, width)
             bottom = top + rng.integers(1, height // 2 + 2)
             right = left + rng.integers(1, width // 2 + 2)
             image[:, top:bottom, left:right] = rng.random((channels, 1, 1)) / 2 + 0.5
-    found[1::4] = 1 - found[1::4]
-    return found
+    images[1::4] = 1 - images[1::4]
+    return images
 
 
 def _prepared(pixels: Floats, preprocessing: Preprocessing | None) -> Floats:
@@ -130,8 +130,8 @@ def run_probes(session: Session, preprocessing: Preprocessing | None) -> tuple[P
         raise ValueError(f"the input takes {port.dtype}, and images become floats")
     images = probes(shape, preprocessing)
     parts: dict[str, list[NDArray[Any]]] = {}
-    for _, found in session.run_batches(images.images):
-        for name, value in found.items():
+    for _, batch in session.run_batches(images.images):
+        for name, value in batch.items():
             parts.setdefault(name, []).append(np.atleast_1d(value))
     return images, {name: np.concatenate(values) for name, values in parts.items()}
 

@@ -271,8 +271,8 @@ def _typical_input(
         return base.typical_input if preprocessing == base.preprocessing else None
     if preprocessing is None:
         raise ValueError("typical images need the preprocessing of the model, such as its --size")
-    found: TypicalInput = description.typical(preprocessing)
-    return found
+    typical: TypicalInput = description.typical(preprocessing)
+    return typical
 
 
 def preprocessing_for(
@@ -282,21 +282,21 @@ def preprocessing_for(
     name: str,
 ) -> Preprocessing | None:
     """How images become the input ``[N, *sizes]``, by a description and what was known before."""
-    given = description.preprocessing
-    if given is None or isinstance(given, Preprocessing):
-        return given or base
+    described = description.preprocessing
+    if described is None or isinstance(described, Preprocessing):
+        return described or base
     known = {field.name for field in dataclasses.fields(Preprocessing)}
-    if not known >= set(given):
-        raise ValueError(f"preprocessing has no {', '.join(sorted(set(given) - known))}")
-    changes = dict(given)
+    if not known >= set(described):
+        raise ValueError(f"preprocessing has no {', '.join(sorted(set(described) - known))}")
+    changes = dict(described)
     if base is not None:
         return dataclasses.replace(base, **changes)
     names = ("channels", "height", "width")
     if changes.setdefault("layout", _layout(sizes)) == "NHWC":
         sizes = (sizes[2], sizes[0], sizes[1])
-    for name, found in zip(names, sizes, strict=True):
-        if isinstance(found, int):
-            changes.setdefault(name, found)
+    for name, size in zip(names, sizes, strict=True):
+        if isinstance(size, int):
+            changes.setdefault(name, size)
     missing = [name for name in names if name not in changes]
     if missing:
         raise UsageError(
@@ -393,16 +393,16 @@ def _scores(
         _output(probed, poses, len(value)).ndim < 3 or probed[poses].shape[1] != value.shape[1]
     ):
         raise ValueError(f"{poses} has {_sizes(probed[poses])}, not a pose for each class")
-    found = Outputs(scores=scores, kind=kind, poses=poses)
+    outputs = Outputs(scores=scores, kind=kind, poses=poses)
     only = len(set(SCORES) & set(probed)) == 1
-    made = chosen is not None and chosen.made_of
+    computed = chosen is not None and chosen.made_of
     if (
         only
-        and not made
-        and found == Outputs(scores=scores, kind=_KIND_BY_NAME.get(scores, ""), poses=POSES)
+        and not computed
+        and outputs == Outputs(scores=scores, kind=_KIND_BY_NAME.get(scores, ""), poses=POSES)
     ):
         return _Scored(scores, kind, None, chosen)
-    return _Scored(scores, kind, found, chosen)
+    return _Scored(scores, kind, outputs, chosen)
 
 
 def _posed(probed: Arrays, name: str, scores: NDArray[Any]) -> bool:

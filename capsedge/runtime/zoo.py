@@ -62,8 +62,8 @@ def checkpoint_option(model: Path, sha256: str) -> str:
     files = [
         folder / name for name in list_folder(folder) if name.endswith((".safetensors", ".pt"))
     ]
-    found = (file for file in files[:_LOOKED_AT] if file.is_file() and checksum(file) == sha256)
-    return f" --checkpoint {shlex.quote(str(next(found, 'CHECKPOINT')))}"
+    matching = (file for file in files[:_LOOKED_AT] if file.is_file() and checksum(file) == sha256)
+    return f" --checkpoint {shlex.quote(str(next(matching, 'CHECKPOINT')))}"
 
 
 def zoo_model(name: str) -> Path | None:

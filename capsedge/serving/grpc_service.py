@@ -164,8 +164,8 @@ class _Service:
         with access, self._budget.share() as share:
             message.share, message.access = share, access
             try:
-                found = await self._response(respond, message)
-                await asyncio.wait_for(context.write(found), limits.REQUEST_SECONDS)
+                response = await self._response(respond, message)
+                await asyncio.wait_for(context.write(response), limits.REQUEST_SECONDS)
                 access.status = "OK"
                 return
             except asyncio.TimeoutError:
@@ -221,10 +221,10 @@ class _Service:
         return await run_off_loop(size_of(answer), to_grpc, answer, raw)
 
     def _named(self, name: str, version: str) -> Model:
-        found = self._models.get((name, version))
-        if found is None:
+        model = self._models.get((name, version))
+        if model is None:
             raise _Refused(StatusCode.NOT_FOUND, missing(name, version))
-        return found
+        return model
 
 
 async def _closed(_message: _Message) -> bytes:

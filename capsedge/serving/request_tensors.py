@@ -80,38 +80,38 @@ def array_of(name: str, datatype: str, shape: Sequence[int], data: object) -> ND
         with np.errstate(over="ignore"):  # overflow gives infinity, which the session refuses
             # In one step where possible: numpy releases the interpreter for a cast, and then has to wait for
             # it.
-            found = np.array(data, dtype) if _floats(data, dtype) else as_array(data)
+            array = np.array(data, dtype) if _floats(data, dtype) else as_array(data)
     except (ValueError, OverflowError) as error:
         raise _no_numbers(name, datatype) from error
-    if found.size != count:
+    if array.size != count:
         raise UsageError(
-            f"Input '{name}' has {found.size:,} values.",
+            f"Input '{name}' has {array.size:,} values.",
             f"Its shape {list(shape)} has {count:,}.",
         )
-    if count and found.dtype.kind not in _KINDS[dtype.kind]:
+    if count and array.dtype.kind not in _KINDS[dtype.kind]:
         raise _no_numbers(name, datatype)
     if count and dtype.kind in "iu":
         info = np.iinfo(dtype)
-        if found.min() < info.min or found.max() > info.max:
+        if array.min() < info.min or array.max() > info.max:
             raise UsageError(f"Input '{name}' has values outside the range of {datatype}.")
     with np.errstate(over="ignore"):
-        return found.astype(dtype, copy=False).reshape(list(shape))
+        return array.astype(dtype, copy=False).reshape(list(shape))
 
 
 def as_array(data: object) -> NDArray[Any]:
     """Values as numpy reads them, except 64-bit integers next to smaller ones, which numpy would round."""
     if isinstance(data, list) and bool in (kinds := _kinds(data)) and len(kinds) > 1:
         raise ValueError("truth values next to numbers")
-    found = np.asarray(data)
-    if found.dtype.kind == "f" and isinstance(data, list) and set(map(type, data)) == {int}:
+    array = np.asarray(data)
+    if array.dtype.kind == "f" and isinstance(data, list) and set(map(type, data)) == {int}:
         with contextlib.suppress(OverflowError):  # some are negative
             return np.array(data, np.uint64)
-    return found
+    return array
 
 
 def _kinds(data: list[Any]) -> set[type]:
     """The types of the values of lists in lists."""
-    found: set[type] = set()
+    types: set[type] = set()
     waiting = [data]
     while waiting:
         some = waiting.pop()
@@ -119,8 +119,8 @@ def _kinds(data: list[Any]) -> set[type]:
         if list in kinds:
             waiting += [each for each in some if type(each) is list]
             kinds.discard(list)
-        found |= kinds
-    return found
+        types |= kinds
+    return types
 
 
 def _floats(data: object, dtype: np.dtype[Any]) -> bool:

@@ -138,9 +138,9 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
 
 def meaning(operator: str, name: str) -> str:
     """What an input, output or attribute means."""
-    found = MEANINGS.get(OPERATORS[operator].procedure, {}).get(name)
-    if not found:
+    text = MEANINGS.get(OPERATORS[operator].procedure, {}).get(name)
+    if not text:
         raise ValueError(
             f"capsedge/spec/operator_meanings.py does not say what '{name}' of {operator} is"
         )
-    return found
+    return text

@@ -241,9 +241,9 @@ class Operator:
 
     def integer(self, attributes: Mapping[str, Any], name: str) -> int:
         """A whole number among a node's attributes; if missing or not a number, its default, otherwise 1."""
-        found = attributes.get(name)
-        if isinstance(found, int):
-            return found
+        number = attributes.get(name)
+        if isinstance(number, int):
+            return number
         default = next((a.default for a in self.attributes if a.name == name), None)
         return default if isinstance(default, int) else 1
 
@@ -547,10 +547,10 @@ def iteration_value_name(iteration: int, kind: str) -> str:
 
 def iteration_value_in(operator: str, value: str) -> IterationValue | None:
     """What a value of an operator's body is, by its name without the operator; None if of no iteration."""
-    spec, found = ROUTING_OPERATORS.get(operator), _INNER.match(value)
-    if spec is None or found is None or found["kind"] not in spec.iteration_values:
+    spec, match = ROUTING_OPERATORS.get(operator), _INNER.match(value)
+    if spec is None or match is None or match["kind"] not in spec.iteration_values:
         return None
-    return IterationValue(operator, int(found["iteration"]), found["kind"])
+    return IterationValue(operator, int(match["iteration"]), match["kind"])
 
 
 def parse_iteration_value(name: str) -> IterationValue | None:

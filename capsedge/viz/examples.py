@@ -55,21 +55,21 @@ def read_examples(
     Args:
         most: maximum number of images that the picture shows.
     """
-    given = _one_by_one(images)
+    source = _one_by_one(images)
     reader = ImageReader(preprocessing_of(session), invert)
-    found = list(islice(reader.images(given), most + 1))
-    if not found:
+    prepared = list(islice(reader.images(source), most + 1))
+    if not prepared:
         raise UsageError("There are no images to show.", "", "Pass at least one.")
-    listed = given if isinstance(given, (list, tuple)) and len(given) >= len(found) else ()
-    names = [_name(listed[n] if listed else None, n) for n in range(len(found))]
+    listed = source if isinstance(source, (list, tuple)) and len(source) >= len(prepared) else ()
+    names = [_name(listed[n] if listed else None, n) for n in range(len(prepared))]
     left_out = f"Only the first {most} images are shown."
-    inputs = np.stack(found[:most]).astype(np.float32, copy=False)
+    inputs = np.stack(prepared[:most]).astype(np.float32, copy=False)
     return Examples(
         tuple(names[:most]),
         inputs,
         shown(session, inputs),
         tuple(session.predict(inputs, top_k=1, prepared=True)),
-        (left_out,) if len(found) > most else (),
+        (left_out,) if len(prepared) > most else (),
     )
 
 

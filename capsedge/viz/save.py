@@ -57,11 +57,11 @@ def save(pictures: Sequence[Picture], path: Path | str) -> str:
     if suffix == ".html":
         write_text(path, _page(pictures))
         return ""
-    with warnings.catch_warnings(record=True) as found:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         data = rendered(pictures[0].draw(), suffix[1:])
     write_bytes(path, data)
-    boxes = suffix == ".png" and any("missing from font" in str(w.message) for w in found)
+    boxes = suffix == ".png" and any("missing from font" in str(w.message) for w in caught)
     return (
         "Boxes stand for letters that matplotlib's font lacks; *.svg and *.html have them." * boxes
     )

@@ -101,8 +101,8 @@ def entropy(shares: Floats) -> NDArray[np.float64]:
     if shares.shape[-1] < 2:
         return np.zeros(shares.shape[:-1])
     p = np.clip(shares.astype(np.float64), 1e-12, 1.0)
-    found: NDArray[np.float64] = -(p * np.log(p)).sum(axis=-1) / np.log(shares.shape[-1])
-    return found
+    entropies: NDArray[np.float64] = -(p * np.log(p)).sum(axis=-1) / np.log(shares.shape[-1])
+    return entropies
 
 
 def layer_named(trace: Trace, name: str) -> TracedLayer:
@@ -142,10 +142,10 @@ def shares_of_class(layers: Sequence[TracedLayer], image: int, index: int) -> Sh
             if below.shape != (*layer.grid, layer.couplings.shape[-1]):
                 break  # a layer between the two maps moves capsules
             weights = below
-        found = _to_children(layer, image, weights)
-        if found is None:
+        shares = _to_children(layer, image, weights)
+        if shares is None:
             break
-        below, reached = found, layer
+        below, reached = shares, layer
     if below is None:
         raise UsageError(
             "The positions of the children of the classes are unknown.",
@@ -249,7 +249,7 @@ def grid_over_input(path: Path, size: Cells, cells: Cells) -> tuple[Grid, bool]:
     except CapsedgeError:  # an engine
         return even(size, cells), False
     known = {value.name: Grid(size, (0.0, 0.0), (1.0, 1.0)) for value in graph.inputs[:1]}
-    found = [grid for grid in known.values() if grid.cells == cells]
+    grids = [grid for grid in known.values() if grid.cells == cells]
     for node in graph.nodes:
         before = next((known[name] for name in node.inputs if name in known), None)
         if before is None:
@@ -257,8 +257,8 @@ def grid_over_input(path: Path, size: Cells, cells: Cells) -> tuple[Grid, bool]:
         after = _behind(node, before)
         known.update(dict.fromkeys(node.outputs, after))
         if after is not before and after.cells == cells:
-            found.append(after)
-    return (found[-1], True) if found else (even(size, cells), False)
+            grids.append(after)
+    return (grids[-1], True) if grids else (even(size, cells), False)
 
 
 def even(size: Cells, cells: Cells) -> Grid:

@@ -119,23 +119,25 @@ def cuda_node(
     for tensor, (shape, kind) in zip(tensors, inputs, strict=True):
         tensor.shape = (ctypes.c_int64 * max(1, len(shape)))(*shape)
         tensor.rank, tensor.type = len(shape), NATIVE_TYPES[kind]
-    given = _attributes(attributes)
-    return CudaNode(library, NativeNode(name.encode(), given, len(given), tensors, len(tensors)))
+    numbers = _attributes(attributes)
+    return CudaNode(
+        library, NativeNode(name.encode(), numbers, len(numbers), tensors, len(tensors))
+    )
 
 
 def _attributes(attributes: Mapping[str, Any]) -> Any:
     """The numbers among attributes."""
-    given = {
+    numbers = {
         name: list(value) if isinstance(value, (list, tuple)) else [value]
         for name, value in attributes.items()
         if isinstance(value, (int, float, list, tuple))
     }
-    made = (NativeAttribute * len(given))()
-    for attribute, (name, values) in zip(made, given.items(), strict=True):
+    native = (NativeAttribute * len(numbers))()
+    for attribute, (name, values) in zip(native, numbers.items(), strict=True):
         attribute.name = name.encode()
         attribute.values = (ctypes.c_double * max(1, len(values)))(*values)
         attribute.count = len(values)
-    return made
+    return native
 
 
 @lru_cache

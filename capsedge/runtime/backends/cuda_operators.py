@@ -101,8 +101,8 @@ def with_operators(
     chosen = choose(path, data, summary, ops)
     if chosen is None:
         return bare, False
-    made = replace(bare, library=chosen.library, nodes=chosen.names, kernels=chosen.kernels)
-    return made, bool(chosen.others)
+    settings = replace(bare, library=chosen.library, nodes=chosen.names, kernels=chosen.kernels)
+    return settings, bool(chosen.others)
 
 
 def choose(path: Path, data: bytes, summary: OnnxSummary, ops: str) -> CudaOperators | None:
@@ -191,8 +191,8 @@ def _capsedge_nodes(structure: Structure) -> Iterable[Node]:
 
 def _values(graph: Graph) -> dict[str, Value]:
     """What the file states of the graph's values, by name."""
-    stated = (*graph.values, *graph.outputs, *graph.inputs, *graph.initializers)
-    return {value.name: value for value in stated}
+    values = (*graph.values, *graph.outputs, *graph.inputs, *graph.initializers)
+    return {value.name: value for value in values}
 
 
 def _refusal(node: Node, known: Mapping[str, Value], library: Path) -> str:
@@ -206,13 +206,13 @@ def _refusal(node: Node, known: Mapping[str, Value], library: Path) -> str:
         return "it leaves out an output"
     inputs = []
     for name, value in zip(node.inputs, operator.inputs, strict=False):
-        stated = known.get(name)
-        shape = None if stated is None else _sizes(stated, value.shape)
-        if stated is None or shape is None:
+        tensor = known.get(name)
+        shape = None if tensor is None else _sizes(tensor, value.shape)
+        if tensor is None or shape is None:
             return f"the file does not state the shape of its input '{value.name}'"
-        if stated.type not in NATIVE_TYPES:
-            return f"its input '{value.name}' is {stated.type}"
-        inputs.append((shape, stated.type))
+        if tensor.type not in NATIVE_TYPES:
+            return f"its input '{value.name}' is {tensor.type}"
+        inputs.append((shape, tensor.type))
     return cuda_node(library, node.op, node.attributes, inputs).refused()
 
 

@@ -217,12 +217,12 @@ def stream_address(stream: object) -> int:
     )
 
 
-def _check_device(name: str, found: int, device: int) -> None:
-    if found != device:
+def _check_device(name: str, actual: int, device: int) -> None:
+    if actual != device:
         raise UsageError(
-            f"'{name}' is on GPU {found}.",
+            f"'{name}' is on GPU {actual}.",
             f"The model runs on GPU {device}.",
-            f"Move it there, or load the model with device='cuda:{found}'.",
+            f"Move it there, or load the model with device='cuda:{actual}'.",
         )
 
 

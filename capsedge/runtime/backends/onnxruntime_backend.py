@@ -125,7 +125,7 @@ class OnnxRuntimeBackend:
         settings: how it runs.
         metadata: the metadata of the file.
         mixed: whether there are also capsule operators or routing that no library runs.
-        stated: what the file states of inputs, by name.
+        bounds: what the file states of inputs, by name.
 
     Raises:
         EnvironmentProblem: ONNX Runtime or the provider is missing, or the library does not load into it.
@@ -142,7 +142,7 @@ class OnnxRuntimeBackend:
         settings: SessionSettings | None = None,
         metadata: ModelMetadata | None = None,
         mixed: bool = False,
-        stated: Mapping[str, InputBounds] | None = None,
+        bounds: Mapping[str, InputBounds] | None = None,
     ) -> None:
         ort = import_onnxruntime()
         settings = settings or SessionSettings()
@@ -179,7 +179,7 @@ class OnnxRuntimeBackend:
                 ) from error
             raise cannot_load(ort, path, error) from error
         onnxruntime_session.check_provider_used(session, settings.provider)
-        self.inputs = bounded_ports(self.inputs, stated or {})
+        self.inputs = bounded_ports(self.inputs, bounds or {})
         self._session: onnxruntime.InferenceSession | None = session
         self._load = load if settings.gpu is not None else None  # it keeps the file's bytes
         self._run_options = ort.RunOptions()
@@ -216,7 +216,7 @@ class OnnxRuntimeBackend:
         refuse_training(data, summary, str(path))
         metadata = ModelMetadata.from_properties(summary.metadata)
         bare = SessionSettings(options.threads, provider=provider, gpu=gpu, graphs=options.graphs)
-        stated = read_inputs_property(summary.metadata)
+        bounds = read_inputs_property(summary.metadata)
         kind = _kind(gpu, options.graphs)
         if gpu is not None:
             onnxruntime_session.preload_cuda(import_onnxruntime())
@@ -224,7 +224,7 @@ class OnnxRuntimeBackend:
         def opened(ops: str) -> OnnxRuntimeBackend:
             settings, others = _with_operators(bare, path, data, summary, ops)
             check_overloads(path, summary, settings.nodes if settings.library else ())
-            return kind(data, path, settings, metadata, summary.expanded_routing or others, stated)
+            return kind(data, path, settings, metadata, summary.expanded_routing or others, bounds)
 
         try:
             return opened(ops)

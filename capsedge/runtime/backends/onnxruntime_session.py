@@ -53,8 +53,8 @@ def installed_package() -> str:
     """The installed package that is the module ``onnxruntime``, such as ``onnxruntime-gpu``."""
     import importlib.metadata
 
-    found = importlib.metadata.packages_distributions().get("onnxruntime", ())
-    return next((name for name in sorted(found) if name != "onnxruntime"), "onnxruntime")
+    packages = importlib.metadata.packages_distributions().get("onnxruntime", ())
+    return next((name for name in sorted(packages) if name != "onnxruntime"), "onnxruntime")
 
 
 def version_text(version: tuple[int, int]) -> str:

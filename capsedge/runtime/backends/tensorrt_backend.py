@@ -68,8 +68,8 @@ class TensorRTBackend:
         engine = LoadedEngine(path, device)
         self._path, self._device, self._cuda = path, device, engine.cuda
         self.outputs = engine.outputs
-        stated = read_inputs_property(engine.engine_metadata.metadata)
-        self.inputs = bounded_ports(engine.inputs, stated)
+        bounds = read_inputs_property(engine.engine_metadata.metadata)
+        self.inputs = bounded_ports(engine.inputs, bounds)
         self.engine_metadata: EngineMetadata | None = engine.engine_metadata
         self.metadata = engine.engine_metadata.model
         self.ops = "fused" if engine.engine_metadata.plugin == "fused" else "portable"
@@ -149,11 +149,11 @@ class TensorRTBackend:
                 size = LoadedEngine.bytes(port, bound.shapes[port.name])
                 cuda.to_host(slot.host[port.name], slot.device[port.name], size, slot.stream)
             cuda.synchronize(slot.stream)
-            found = {
+            results = {
                 port.name: _read(slot.host[port.name], port, bound.shapes[port.name]).copy()
                 for port in wanted
             }
-        return {name: found[name] for name in outputs}
+        return {name: results[name] for name in outputs}
 
     def run_on_device(
         self,

@@ -215,9 +215,9 @@ class LoadedEngine:
         """
         shapes = self.infer(context, sizes)
         for port in self.outputs:
-            found = shapes[port.name]
-            if min(found, default=0) < 0 or self.bytes(port, found) > room[port.name]:
-                raise self._failed(f"keep '{port.name}' in its buffer: it became {list(found)}")
+            shape = shapes[port.name]
+            if min(shape, default=0) < 0 or self.bytes(port, shape) > room[port.name]:
+                raise self._failed(f"keep '{port.name}' in its buffer: it became {list(shape)}")
         for name, address in addresses.items():
             if not context.set_tensor_address(name, address):
                 raise self._failed(f"take the address of '{name}'")

@@ -65,12 +65,12 @@ def import_for(target: str) -> Any:
 
 def compute_capabilities(trt: Any) -> dict[str, Any]:
     """The compute capabilities that a release builds for: ``{"8.6": ComputeCapability.SM86}``."""
-    found = {}
+    capabilities = {}
     for name in dir(trt.ComputeCapability):
         digits = re.fullmatch(r"SM([0-9]+)([0-9])", name)
         if digits is not None:
-            found[f"{digits[1]}.{digits[2]}"] = getattr(trt.ComputeCapability, name)
-    return dict(sorted(found.items(), key=lambda pair: float(pair[0])))
+            capabilities[f"{digits[1]}.{digits[2]}"] = getattr(trt.ComputeCapability, name)
+    return dict(sorted(capabilities.items(), key=lambda pair: float(pair[0])))
 
 
 def check_capabilities(trt: Any, asked: Sequence[str]) -> None:

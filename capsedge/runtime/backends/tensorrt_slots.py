@@ -132,10 +132,10 @@ class Slot:
 
     def bind(self, sizes: EngineSizes) -> BoundSlots:
         """The context for the sizes of a call: one set to them, a new one, or the least recently used."""
-        found = self._bound.get(sizes)
-        if found is not None:
+        known = self._bound.get(sizes)
+        if known is not None:
             self._bound.move_to_end(sizes)
-            return found
+            return known
         cuda = self._engine.cuda
         context, self._spare = self._spare, None
         if context is None and len(self._bound) < GRAPHS:

@@ -246,9 +246,9 @@ def identify_path(path: Path | str) -> Format | None:
 
 def is_engine(path: Path | str) -> bool:
     """Whether a file is an engine of TensorRT: by its first bytes or, if these are inconclusive, its name."""
-    found = identify_path(path) if path_kind(path) == FILE else None
-    if found is not None and found.key != "text":
-        return found.key == "tensorrt"
+    kind = identify_path(path) if path_kind(path) == FILE else None
+    if kind is not None and kind.key != "text":
+        return kind.key == "tensorrt"
     return Path(path).suffix == _ENGINE_SUFFIX
 
 

@@ -157,14 +157,14 @@ _NUMBERS: dict[Nan, Callable[[str], float | None]] = {
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    document = dict(pairs)
+    if len(document) != len(pairs):
         seen: set[str] = set()
         for key, _ in pairs:
             if key in seen:
                 raise Malformed(f"it names '{_short(key)}' twice")
             seen.add(key)
-    return found
+    return document
 
 
 def decode(kind: type[T], values: Any, name: str = "") -> T:
@@ -265,5 +265,5 @@ def _short(text: str, most: int = 80) -> str:
 
 
 def _wrong(name: str, value: Any, wanted: str) -> Malformed:
-    found = _NAMES.get(type(value), type(value).__name__)
-    return Malformed(f"{_short(name) or 'the document'} is {found}, wanted {wanted}")
+    kind = _NAMES.get(type(value), type(value).__name__)
+    return Malformed(f"{_short(name) or 'the document'} is {kind}, wanted {wanted}")

@@ -67,8 +67,8 @@ def remove_unused(path: str) -> None:
     else:
         handle = os.open(path, READ | os.O_NOFOLLOW)
         try:
-            found = os.fstat(handle)
-            if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
+            status = os.fstat(handle)
+            if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 os.unlink(path)
         finally:
@@ -101,8 +101,8 @@ def is_full(folder: str) -> bool:
         if shutil.disk_usage(folder).free < _LEAST_SPACE:
             return True
         if sys.platform != "win32":
-            found = os.statvfs(folder)
-            return found.f_files > 0 and found.f_favail == 0
+            status = os.statvfs(folder)
+            return status.f_files > 0 and status.f_favail == 0
     return False
 
 
@@ -169,9 +169,9 @@ def check_name(path: Path | str, error: ValueError) -> None:
 
 
 def _check_regular(path: Path | str, mode: int) -> None:
-    found = _kind(mode)
-    if found != FILE:
-        raise UsageError(f"Cannot read {path}.", f"It is a {found}.", "Pass a file.")
+    kind = _kind(mode)
+    if kind != FILE:
+        raise UsageError(f"Cannot read {path}.", f"It is a {kind}.", "Pass a file.")
 
 
 def _kind(mode: int) -> str:

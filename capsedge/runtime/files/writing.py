@@ -70,14 +70,14 @@ def check_writable(target: Path | str) -> None:
 def check_creatable(folder: Path) -> None:
     """Check before long work that a missing folder can be created, without changing anything."""
     above = folder
-    while (found := reading.path_kind(above)) is None and above != above.parent:
+    while (kind := reading.path_kind(above)) is None and above != above.parent:
         above = above.parent
-    if found != reading.FOLDER or not os.access(above, os.W_OK | os.X_OK):
+    if kind != reading.FOLDER or not os.access(above, os.W_OK | os.X_OK):
         raise UsageError(
             f"Cannot create the folder {folder}.",
             f"You have no permission to write to the folder {above}."
-            if found == reading.FOLDER
-            else f"{above} is a {found}, not a folder.",
+            if kind == reading.FOLDER
+            else f"{above} is a {kind}, not a folder.",
             "Choose another location.",
         )
 
@@ -164,9 +164,9 @@ def _resolve_target(target: Path | str) -> tuple[Path, os.stat_result | None]:
             older = os.stat(target)
         resolved = Path(os.path.realpath(target))
         if older is not None:
-            found = reading.path_kind(target)
-            if found != reading.FILE:
-                raise UsageError(f"Cannot write {target}.", f"It is a {found}.", "Pass a file.")
+            kind = reading.path_kind(target)
+            if kind != reading.FILE:
+                raise UsageError(f"Cannot write {target}.", f"It is a {kind}.", "Pass a file.")
         if _of_kernel(target):
             raise UsageError(
                 f"Cannot write {target}.",
@@ -267,10 +267,10 @@ def _remove_stale(folder: Path) -> None:
 def _identity(path: Path | str) -> object:
     """The identity of a file, the same for all its names."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except (OSError, ValueError):
         return os.path.realpath(path)
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def _is_read(older: os.stat_result, folders: Mapping[int, Iterable[Path | str]]) -> bool:
@@ -278,11 +278,11 @@ def _is_read(older: os.stat_result, folders: Mapping[int, Iterable[Path | str]])
     for depth, folder in ((depth, f) for depth, paths in folders.items() for f in paths):
         if not os.path.isdir(folder):
             continue
-        for found in _data_files(Path(folder), depth):
-            if found.inode() == older.st_ino or found.is_symlink():
+        for entry in _data_files(Path(folder), depth):
+            if entry.inode() == older.st_ino or entry.is_symlink():
                 with suppress(OSError):
                     # DirEntry.stat has no identity on Windows.
-                    if os.path.samestat(os.stat(found.path), older):
+                    if os.path.samestat(os.stat(entry.path), older):
                         return True
     return False
 
@@ -345,11 +345,11 @@ def write_folder(
 
 def check_replaceable(target: Path, replaced: Collection[str]) -> None:
     """Refuse a target that is not a folder, or that holds more than what may be replaced."""
-    found = reading.path_kind(target)
-    if found is None:
+    kind = reading.path_kind(target)
+    if kind is None:
         return
-    if found != reading.FOLDER:
-        raise UsageError(f"Cannot write {target}.", f"It is a {found}.", "Pass a folder.")
+    if kind != reading.FOLDER:
+        raise UsageError(f"Cannot write {target}.", f"It is a {kind}.", "Pass a folder.")
     for folder, inside, names in os.walk(target):
         links = [name for name in inside if os.path.islink(os.path.join(folder, name))]
         for name in (*names, *links):
@@ -364,12 +364,12 @@ def check_replaceable(target: Path, replaced: Collection[str]) -> None:
 
 def unchanged(folder: Path, recorded: Mapping[str, str]) -> list[str]:
     """The files of a folder that still have the SHA-256 recorded for their path."""
-    found = []
+    paths = []
     for path, checksum in recorded.items():
         with suppress(CapsedgeError, OSError, ValueError):
             if sha256(folder / path) == checksum:
-                found.append(path)
-    return found
+                paths.append(path)
+    return paths
 
 
 def _write(path: Path, content: bytes | Path) -> None:
@@ -427,15 +427,15 @@ def as_path(value: object, expected: str) -> Path:
 
 def path_error(value: object, expected: str) -> UsageError:
     """The error for an unexpected value, which says how to convert it if possible."""
-    found = type_in_words(value)
+    kind = type_in_words(value)
     usual = "Pass a string or a pathlib.Path."
     if expected == SESSION:
         usual = "Load one: capsedge.load('model.onnx')."
-    of_models = _FIXES.get((MODEL, found), usual) if expected == MODEL_OR_BYTES else usual
+    of_models = _FIXES.get((MODEL, kind), usual) if expected == MODEL_OR_BYTES else usual
     return UsageError(
-        f"{found[0].upper()}{found[1:]} is not {expected}.",
+        f"{kind[0].upper()}{kind[1:]} is not {expected}.",
         "",
-        _FIXES.get((expected, found), of_models),
+        _FIXES.get((expected, kind), of_models),
     )
 
 

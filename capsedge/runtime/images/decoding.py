@@ -155,10 +155,10 @@ def _explained(name: str, kind: str = "") -> Iterator[None]:
         ) from error
 
 
-def _check_bytes(name: str, found: int) -> None:
-    if found > limits.IMAGE_FILE_BYTES:
+def _check_bytes(name: str, size: int) -> None:
+    if size > limits.IMAGE_FILE_BYTES:
         raise _too_large(
-            name, f"The file has {found:,} bytes, the limit is {limits.IMAGE_FILE_BYTES:,}."
+            name, f"The file has {size:,} bytes, the limit is {limits.IMAGE_FILE_BYTES:,}."
         )
 
 

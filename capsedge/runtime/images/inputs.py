@@ -232,21 +232,21 @@ class ImageInput:
             images, invert, layout, prepared: as for `Session.predict`. Without preprocessing in the file,
                 floats ``[N, C, H, W]`` are used unchanged.
         """
-        given = on_host(images)
+        source = on_host(images)
         declared = self.metadata.preprocessing is not None or invert or prepared is False
-        found: NDArray[Any] | Iterator[NDArray[Any]]
-        if not declared and _ready(given):
-            found = given
+        arrays: NDArray[Any] | Iterator[NDArray[Any]]
+        if not declared and _ready(source):
+            arrays = source
         else:
             reader = self.reader(invert, layout, prepared)
-            whole = reader.batch(given)
-            found = reader.images(given) if whole is None else whole
+            whole = reader.batch(source)
+            arrays = reader.images(source) if whole is None else whole
         port = self._inputs[0]
         if not port.dtype.startswith("float"):  # what is prepared is cast when it runs
             port = replace(port, dtype="float32")
         return (
             checked_input(port, batch, LARGEST, any_batch=True)
-            for batch in stack_images(found, size)
+            for batch in stack_images(arrays, size)
         )
 
 
@@ -257,14 +257,14 @@ def _ready(source: object) -> TypeGuard[NDArray[Any]]:
 
 def only(images: Iterator[Floats]) -> NDArray[np.float32]:
     """The only one of some prepared images. Raises UsageError if there are several, or none."""
-    found = list(islice(images, 2))
-    if len(found) != 1:
+    prepared = list(islice(images, 2))
+    if len(prepared) != 1:
         raise UsageError(
-            f"prepare takes one image, not {'several' if found else 'none'}.",
+            f"prepare takes one image, not {'several' if prepared else 'none'}.",
             "",
             "Prepare them one by one, or pass them all to predict.",
         )
-    return found[0].astype(np.float32, copy=False)
+    return prepared[0].astype(np.float32, copy=False)
 
 
 def read_for_members(readers: Sequence[ImageReader], source: object) -> Iterator[Floats]:

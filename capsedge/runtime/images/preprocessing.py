@@ -369,12 +369,12 @@ def _possible_layouts(shape: Sequence[int], preprocessing: Preprocessing) -> lis
     if {first, height, width} == {1}:  # one pixel
         return ["HWC"]
     counts = channel_counts(preprocessing.channels)
-    found = ["HWC"] if width in counts else []
+    layouts = ["HWC"] if width in counts else []
     if first in counts and first != 2:
-        found.append("CHW")
+        layouts.append("CHW")
     square = height == width or (height, width) == (preprocessing.height, preprocessing.width)
-    several = len(shape) == 3 and preprocessing.channels == 1 and square and "HWC" not in found
-    return [*found, "HW"] if several and first != 1 else found
+    several = len(shape) == 3 and preprocessing.channels == 1 and square and "HWC" not in layouts
+    return [*layouts, "HW"] if several and first != 1 else layouts
 
 
 def _channels_last(array: NDArray[np.generic], layout: str) -> NDArray[np.generic]:

@@ -130,11 +130,11 @@ def choose_scores(
         return count >= classes if at_least else classes in (0, count)
 
     rows = max(map(len, outputs.values()), default=0)
-    found = _candidates(outputs, fits, tuple(images), rows)
+    candidates = _candidates(outputs, fits, tuple(images), rows)
     if at_least or not classes:
-        found = [c for c in found if not _picture(c, images)]
-    masks = _masks(found, dict(others or {}))
-    left = [c for c in found if c.name not in masks]
+        candidates = [c for c in candidates if not _picture(c, images)]
+    masks = _masks(candidates, dict(others or {}))
+    left = [c for c in candidates if c.name not in masks]
     if not left:
         raise _no_scores(outputs, classes, fits)
     passed_over = "".join(f"; {name} is {why}" for name, why in masks.items())
@@ -185,8 +185,8 @@ def _alone(one: _ScoresCandidate, capsules: Sequence[_ScoresCandidate]) -> tuple
 def has_candidates(outputs: Arrays, least: int, images: Sequence[int]) -> bool:
     """Whether an output has the shape of at least this many scores or capsules; pictures do not count."""
     rows = max(map(len, outputs.values()), default=0)
-    found = _candidates(outputs, lambda count: count >= least, tuple(images), rows)
-    return not all(_picture(c, images) for c in found)
+    candidates = _candidates(outputs, lambda count: count >= least, tuple(images), rows)
+    return not all(_picture(c, images) for c in candidates)
 
 
 def _picture(c: _ScoresCandidate, images: Sequence[int]) -> bool:
@@ -198,8 +198,8 @@ def mask_of(name: str, outputs: Arrays) -> str:
     """Why a named output of scores is a mask; empty if it is none."""
     value = outputs.get(name, np.zeros(0))
     width = value.shape[1] if value.ndim > 1 else 0
-    found = _candidates(outputs, lambda count: count == width, (), len(value))
-    return _masks(found, {}).get(name, "")
+    candidates = _candidates(outputs, lambda count: count == width, (), len(value))
+    return _masks(candidates, {}).get(name, "")
 
 
 def score_warnings_of(
@@ -256,7 +256,7 @@ def _candidates(
 
     Axes of 1 do not count: ``[N, J, P, 1]`` and ``[N, 1, J, P]`` are capsules, too.
     """
-    found = []
+    candidates = []
     one_class = fits(1) and not fits(2)
     for name, value in outputs.items():
         if value.dtype.kind != "f" or value.ndim < 2 or len(value) != rows:
@@ -271,12 +271,12 @@ def _candidates(
             continue
         values = value.reshape(rows, *axes)
         if len(axes) == 1:
-            found.append(
+            candidates.append(
                 _ScoresCandidate(name, values, sizes, FLAT if len(sizes) > 1 else AS_IT_IS)
             )
         else:
-            found.append(_ScoresCandidate(name, capsule_lengths(values), sizes, CAPSULES))
-    return found
+            candidates.append(_ScoresCandidate(name, capsule_lengths(values), sizes, CAPSULES))
+    return candidates
 
 
 def capsule_lengths(capsules: Array) -> Array:
@@ -284,26 +284,26 @@ def capsule_lengths(capsules: Array) -> Array:
     return np.asarray(np.sqrt(np.square(capsules.astype(np.float64)).sum(-1)))
 
 
-def _masks(found: Sequence[_ScoresCandidate], others: dict[str, Array]) -> dict[str, str]:
+def _masks(candidates: Sequence[_ScoresCandidate], others: dict[str, Array]) -> dict[str, str]:
     """Outputs that only mark the class with the largest value in another output, with the reason, by name."""
     masks: dict[str, str] = {}
-    marks = {c.name: _marked(c.scores, c.capsules) for c in found}
-    for c in found:
+    marks = {c.name: _marked(c.scores, c.capsules) for c in candidates}
+    for c in candidates:
         marked = marks[c.name]
         if marked is None:
             continue
         sources = [
-            (o.in_words, o.scores) for o in found if o.name != c.name and marks[o.name] is None
+            (o.in_words, o.scores) for o in candidates if o.name != c.name and marks[o.name] is None
         ]
         sources += [
             (f"the input {name}", value)
             for name, value in others.items()
             if value.ndim == 2 and value.shape == c.scores.shape
         ]
-        for told, scores in sources:
+        for description, scores in sources:
             if scores.shape[1] == c.scores.shape[1] and _at_largest(marked, scores):
                 what = "all capsules but one zeroed" if c.capsules else "one class marked per image"
-                masks[c.name] = f"a mask ({what}: the largest of {told})"
+                masks[c.name] = f"a mask ({what}: the largest of {description})"
                 break
     return masks
 
@@ -359,9 +359,9 @@ def _close(a: Array, b: Array) -> bool:
     return bool(rows.any()) and np.allclose(a[rows], b[rows], rtol=1e-3, atol=1e-4)
 
 
-def _all_related(found: Sequence[_ScoresCandidate]) -> bool:
+def _all_related(candidates: Sequence[_ScoresCandidate]) -> bool:
     """Whether each is a known increasing function of the first, or the first of it."""
-    first, *rest = found
+    first, *rest = candidates
     return all(_function(first.scores, c.scores) or _function(c.scores, first.scores) for c in rest)
 
 

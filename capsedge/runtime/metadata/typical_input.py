@@ -192,9 +192,11 @@ def spans_of(images: Iterable[Floats], layout: str = "NCHW", data_sha256: str = 
         height, width = image.shape[1:] if layout == "NCHW" else image.shape[:2]
         if min(height, width) < LEAST_SIDE:
             raise ValueError(f"the input has fewer than {LEAST_SIDE} pixels a side")
-        found = measure(image, layout)
-        if found.contrast > _BLANK_REASON * max(float(np.abs(image).max()), abs(found.level)):
-            rows.append([getattr(found, name) for name in REASONS])
+        measurements = measure(image, layout)
+        if measurements.contrast > _BLANK_REASON * max(
+            float(np.abs(image).max()), abs(measurements.level)
+        ):
+            rows.append([getattr(measurements, name) for name in REASONS])
     if len(rows) < LEAST_IMAGES:
         raise ValueError(f"{len(rows)} images are not blank; {LEAST_IMAGES} are needed")
     spans = {

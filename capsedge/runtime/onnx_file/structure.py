@@ -65,8 +65,8 @@ class Node:
     def integers(self, name: str) -> list[int]:
         """An attribute; empty if it is missing or not a list of whole numbers."""
         value = self.attributes.get(name)
-        found = value if isinstance(value, list) else []
-        return found if all(isinstance(v, int) for v in found) else []
+        numbers = value if isinstance(value, list) else []
+        return numbers if all(isinstance(v, int) for v in numbers) else []
 
     @property
     def operator(self) -> str:

@@ -120,8 +120,8 @@ def save_png(report: ReportData, path: Path) -> None:
         title += f", {run.throughput:.0f} images/s{memory}"
         part.suptitle(title, fontsize=11, fontweight="bold")
         _row_of_charts(part, _charts(run, report.peaks))
-    for found, part in zip(report.comparisons, parts[len(report.runs) :], strict=True):
-        _row_of_charts(part, [_side_by_side(found)])
+    for compared, part in zip(report.comparisons, parts[len(report.runs) :], strict=True):
+        _row_of_charts(part, [_side_by_side(compared)])
     save_figure(figure, path)
 
 

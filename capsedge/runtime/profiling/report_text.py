@@ -203,8 +203,8 @@ def markdown(report: ReportData) -> str:
         lines += _table(layers(run))
         if run.warnings:
             lines += [*(text(f"- {warning}") for warning in run.warnings), ""]
-    for found in report.comparisons:
-        table = comparison(found)
+    for compared in report.comparisons:
+        table = comparison(compared)
         lines += [*_table(table), *map(text, table.notes), ""]
     return "\n".join(lines)
 

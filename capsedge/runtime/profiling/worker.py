@@ -228,8 +228,8 @@ def _outputs_of(
     if len(images) == 1:
         return [np.asarray(value) for value in first.values()]
     # Copies, because some runtimes write the next outputs to the same memory.
-    found = [[np.array(value) for value in run(feeds).values()] for feeds in images]
-    return [np.stack(values) for values in zip(*found, strict=True)]
+    by_image = [[np.array(value) for value in run(feeds).values()] for feeds in images]
+    return [np.stack(values) for values in zip(*by_image, strict=True)]
 
 
 def _send(document: dict[str, Any]) -> None:
@@ -368,13 +368,13 @@ def load_mnn(s: Specification) -> tuple[Run, str]:
                 interpreter.resizeSession(session)
             inputs[name].copyFrom(_mnn_tensor(np.ascontiguousarray(value, np.float32)))
         interpreter.runSession(session)
-        found = {}
+        outputs = {}
         for name, tensor in interpreter.getSessionOutputAll(session).items():
             shape = tuple(tensor.getShape())
             host = _mnn_tensor(np.zeros(shape, np.float32))
             tensor.copyToHostTensor(host)
-            found[name] = np.array(host.getNumpyData()).reshape(shape).copy()
-        return found
+            outputs[name] = np.array(host.getNumpyData()).reshape(shape).copy()
+        return outputs
 
     return run, f"MNN {importlib.metadata.version('MNN')}"
 

@@ -99,8 +99,8 @@ def classify_files(
         batch: dict[int, NDArray[np.float32]] = {}
         for number, file in numbered[start : start + GROUP]:
             try:
-                given = (opened or {}).get(number, file)
-                batch[number] = model.prepare(given, invert)
+                source = (opened or {}).get(number, file)
+                batch[number] = model.prepare(source, invert)
             except UsageError as error:
                 result.errors[number] = error
                 failed(error)
@@ -115,8 +115,8 @@ def classify_files(
         progress("classifying", min(start + GROUP, len(files)), len(files))
     if sheet is not None:
         sheet.write()
-    found = [prediction.scores for prediction in result.predictions.values()]
-    result.warnings = tuple(decision_warnings(np.stack(found))) if found else ()
+    scores = [prediction.scores for prediction in result.predictions.values()]
+    result.warnings = tuple(decision_warnings(np.stack(scores))) if scores else ()
     return result
 
 
@@ -286,24 +286,24 @@ def run_rows(
     Returns:
         The outputs by name, ``[n, ...]``.
     """
-    given = {port.name: _cast(arrays[port.name], port.dtype) for port in session.inputs}
-    counts = {name: len(x) if x.ndim else 0 for name, x in given.items()}
+    inputs = {port.name: _cast(arrays[port.name], port.dtype) for port in session.inputs}
+    counts = {name: len(x) if x.ndim else 0 for name, x in inputs.items()}
     if len(set(counts.values())) > 1 or not all(counts.values()):
-        told = ", ".join(f"{name} {count}" for name, count in counts.items())
+        sizes = ", ".join(f"{name} {count}" for name, count in counts.items())
         raise UsageError(
             "The inputs do not have the same number of rows, or have none.",
-            f"Rows: {told}.",
+            f"Rows: {sizes}.",
             "Pass one row of each input for every sample.",
         )
     rows = next(iter(counts.values()))
     size = run_size(session.backend.batches, batch_size)
-    found: list[dict[str, NDArray[Any]]] = []
+    runs: list[dict[str, NDArray[Any]]] = []
     for start in range(0, rows, size):
         at = np.arange(start, min(start + size, rows))
         filled = np.resize(at, max(len(at), session.backend.batches.smallest))
-        outputs = session.run({name: x[filled] for name, x in given.items()})
-        found.append({name: value[: len(at)] for name, value in outputs.items()})
-    return {name: np.concatenate([part[name] for part in found]) for name in found[0]}
+        outputs = session.run({name: x[filled] for name, x in inputs.items()})
+        runs.append({name: value[: len(at)] for name, value in outputs.items()})
+    return {name: np.concatenate([part[name] for part in runs]) for name in runs[0]}
 
 
 def _cast(array: NDArray[Any], dtype: str) -> NDArray[Any]:

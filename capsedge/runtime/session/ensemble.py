@@ -133,9 +133,9 @@ class Ensemble(LoadedModel[list[NDArray[Any]]]):
         self, images: Images, size: int, options: ImageOptions
     ) -> Iterator[list[NDArray[Any]]]:
         """Prepared batches, one for each member."""
-        given = on_host(images)
-        if options.prepared and isinstance(given, np.ndarray) and given.ndim == 5:
-            return self._of_members(given, size, options.invert)
+        source = on_host(images)
+        if options.prepared and isinstance(source, np.ndarray) and source.ndim == 5:
+            return self._of_members(source, size, options.invert)
         if len(self._distinct) == 1:
             alike = self.members[0].image_input.batches(images, size, *options)
             return ([batch] * len(self.members) for batch in alike)
@@ -146,7 +146,7 @@ class Ensemble(LoadedModel[list[NDArray[Any]]]):
                 "Pass pixels without prepared=True, or floats [N, M, C, H, W] from Ensemble.prepare.",
             )
         # One after another, so that an open file or a generator is read once for all.
-        batches = stack_images(read_for_members(self._readers(options), given), size)
+        batches = stack_images(read_for_members(self._readers(options), source), size)
         return ([batch[:, k] for k in self._which] for batch in batches)
 
     def _of_members(

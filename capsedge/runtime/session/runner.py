@@ -68,10 +68,10 @@ class Runner:
 
     def run(self, arrays: AnyArray | Mapping[str, AnyArray]) -> dict[str, NDArray[Any]]:
         """Every output by name, as `Session.run`."""
-        given = self._named(arrays)
+        named = self._named(arrays)
         feeds: dict[str, NDArray[Any]] = {}
         for port in self._inputs:
-            value = given[port.name]
+            value = named[port.name]
             array = as_array(value, f"Input '{port.name}'")
             feeds[port.name] = checked_input(port, value if array is None else array, self._bound)
         if len(self._inputs) > 1:
@@ -170,11 +170,11 @@ class Runner:
             rest = np.zeros((size - count, *batch.shape[1:]), batch.dtype)
             batch = np.concatenate([batch, rest])
         port = self._inputs[0]
-        found = self._backend.run({port.name: batch.astype(port.dtype, copy=False)}, outputs)
-        check_rows(self._path, found, len(batch))
+        results = self._backend.run({port.name: batch.astype(port.dtype, copy=False)}, outputs)
+        check_rows(self._path, results, len(batch))
         if count == len(batch):
-            return found
-        return {name: value[:count] for name, value in found.items()}
+            return results
+        return {name: value[:count] for name, value in results.items()}
 
 
 def run_size(batches: BatchRange, batch_size: int | None = None) -> int:

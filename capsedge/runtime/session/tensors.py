@@ -73,8 +73,8 @@ def _converted(value: Any) -> NDArray[Any]:
     if all(callable(getattr(value, name, None)) for name in ("detach", "cpu", "numpy")):
         tensor = value.detach().cpu()  # torch
         half = "bfloat16" in str(tensor.dtype)
-        found: NDArray[Any] = (tensor.float() if half else tensor).numpy()
-        return found
+        array: NDArray[Any] = (tensor.float() if half else tensor).numpy()
+        return array
     if hasattr(value, "__cuda_array_interface__") and callable(getattr(value, "get", None)):
         return np.asarray(value.get())  # CuPy
     if hasattr(value, "__array__") or hasattr(value, "__array_interface__"):
