@@ -37,7 +37,7 @@ PRECISIONS = ("fp32", "int8")
 IMAGES = 20
 TOLERANCE = 1e-3  # relative to an output's largest magnitude; larger differences are wrong
 INT8_TOLERANCE = 0.1  # larger, because runtimes round to 8-bit values differently
-DOCUMENT = Path("docs/how-to/runtimes.md")
+DOCUMENT = Path("docs/benchmarks/runtimes.md")
 BEGIN, END = "<!-- portability: begin -->", "<!-- portability: end -->"
 
 

@@ -148,17 +148,19 @@ def batch(
     # Read once, so that the bytes that compute are those that the plan names and that are sent.
     content = read_model(model) if is_remote(str(model)) or options.cluster is not None else None
     with _session(model, content, options.cluster, runtime) as session:
-        found = open_source(where, options.column)
+        image_source = open_source(where, options.column)
         warnings = score_warnings(session)
         row_maker = RowMaker(session, options.outputs, options.invert, runtime.threads)
         schema = schema_of(row_maker)
-        parts = found.parts()
-        journal = Journal(target, _plan(session, content, found, options), parts)
+        parts = image_source.parts()
+        journal = Journal(target, _plan(session, content, image_source, options), parts)
         try:
             done = journal.begin(options.resume, options.force)
             if not journal.complete:
                 left = [part for part in parts if part.number not in done]
-                produced = _produced(row_maker, schema, found, left, content, options, runtime)
+                produced = _produced(
+                    row_maker, schema, image_source, left, content, options, runtime
+                )
                 _keep(journal, produced, parts, progress)
                 _check_not_empty(journal, where)
                 journal.complete_table(schema)
@@ -169,7 +171,7 @@ def batch(
     seconds = time.monotonic() - begun
     counts = journal.counts
     return BatchReport(
-        str(model), where, target, found.kind, counts.images, counts.failed, counts.atypical,
+        str(model), where, target, image_source.kind, counts.images, counts.failed, counts.atypical,
         len(parts), len(done), seconds, warnings,
     )  # fmt: skip
 

@@ -49,15 +49,7 @@ class PartTask:
 def predict_parts(
     address: str, model: ModelBytes, work: PartTask, parts: Sequence[Part]
 ) -> Iterator[tuple[int, bytes, Counts]]:
-    """Yield every part once as parquet, with its number and counts, in any order.
-
-    Args:
-        address: address of the cluster, or ``auto``.
-
-    Raises:
-        EnvironmentProblem: Ray is not installed, there is no such cluster, or it failed.
-        CapsedgeError: a worker cannot reach the source, has other versions or cannot load the model.
-    """
+    """Yield every part once as parquet, with its number and counts, in any order."""
     if not parts:
         return
     with connected(address) as ray, _quiet_ray():
@@ -102,14 +94,7 @@ class PartWorker:
             self._problem = _to_json(problem)
 
     def _begin(self, model: Any, work: PartTask) -> None:
-        """Load the model.
-
-        Raises:
-            UsageError: this machine cannot reach the source.
-            EnvironmentProblem: the model cannot be loaded here, or versions differ from those on the machine
-                of the command.
-            ArtefactError: the model is damaged.
-        """
+        """Load the model."""
         import ray
 
         if work.source.storage.kind() is None:
@@ -166,9 +151,9 @@ def _to_json(error: CapsedgeError) -> str:
 def _from_json(text: str) -> CapsedgeError:
     declared = json.loads(text)
     kind: type[CapsedgeError] = getattr(errors, declared["kind"])
-    found = kind.__new__(kind)  # some error classes take other arguments
-    CapsedgeError.__init__(found, **declared["text"], details=declared["details"])
-    return found
+    error = kind.__new__(kind)  # some error classes take other arguments
+    CapsedgeError.__init__(error, **declared["text"], details=declared["details"])
+    return error
 
 
 def versions(session: Session) -> str:
@@ -185,11 +170,7 @@ def versions(session: Session) -> str:
 
 
 def _check_versions(here: str, expected: str) -> None:
-    """Refuse a worker whose results may differ from those of the others.
-
-    Raises:
-        EnvironmentProblem: it has other versions.
-    """
+    """Refuse a worker whose results may differ from those of the others."""
     if here != expected:
         raise EnvironmentProblem(
             f"{platform.node()} differs from the machine that runs the command.",
@@ -200,11 +181,7 @@ def _check_versions(here: str, expected: str) -> None:
 
 @contextmanager
 def connected(address: str) -> Iterator[Any]:
-    """Ray, connected to a running cluster while the block runs; a connection that the caller opened is kept.
-
-    Raises:
-        EnvironmentProblem: Ray is not installed, or there is no such cluster.
-    """
+    """Ray, connected to a running cluster while the block runs; the caller's own connection is kept."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # otherwise Ray reports to its developers
     try:
         import ray
@@ -237,11 +214,7 @@ def connected(address: str) -> Iterator[Any]:
 
 @contextmanager
 def _quiet_ray() -> Iterator[None]:
-    """Turn failures of the cluster into readable errors.
-
-    Raises:
-        EnvironmentProblem: in each of these cases.
-    """
+    """Turn failures of the cluster into readable errors."""
     from ray.exceptions import RayError
 
     try:
@@ -257,11 +230,7 @@ def _quiet_ray() -> Iterator[None]:
 
 
 def _workers(ray: Any, threads: int, parts: int) -> Any:
-    """The number of workers: as many as the CPUs allow, but no more than there are parts.
-
-    Raises:
-        UsageError: no machine has this many CPUs.
-    """
+    """The number of workers: as many as the CPUs allow, but no more than there are parts."""
     cpus = [node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]]
     fitting = sum(int(count // threads) for count in cpus)
     if fitting == 0:

@@ -77,11 +77,6 @@ class Journal:
         Args:
             resume: continue an unfinished run.
             force: replace what an earlier run wrote.
-
-        Raises:
-            UsageError: it holds other files, a run with another plan, or a run although neither `resume` nor
-                `force` is given.
-            ArtefactError: a part is not the one that the run wrote.
         """
         there = self.file is not None and opening.path_kind(self.file) == opening.FILE
         if self.file is not None:
@@ -195,11 +190,7 @@ class Journal:
             )
 
     def _take_back(self, number: int) -> None:
-        """Verify and count a part of an earlier run.
-
-        Raises:
-            ArtefactError: it is not the one that the run wrote.
-        """
+        """Verify and count a part of an earlier run."""
         name = _record_of(number)
         try:
             record = decode(_Record, parse(self._store.get(name, limits.JSON_BYTES)))
@@ -212,11 +203,7 @@ class Journal:
         self.counts.add(record.counts)
 
     def _content(self, number: int) -> bytes:
-        """A part, as it was written.
-
-        Raises:
-            ArtefactError: its file is another one.
-        """
+        """A part, as it was written. Raises ArtefactError if its file is another one."""
         record, name = self._records[number], name_of(number)
         content = self._store.get(name, max(0, record.size))
         if hashlib.sha256(content).hexdigest() != record.sha256:
@@ -224,11 +211,7 @@ class Journal:
         return content
 
     def put(self, number: int, content: bytes, counts: Counts) -> None:
-        """Keep a part.
-
-        Raises:
-            UsageError, EnvironmentProblem: it cannot be written.
-        """
+        """Keep a part. Raises UsageError or EnvironmentProblem if it cannot be written."""
         digest = hashlib.sha256(content).hexdigest()
         record = _Record(self.digest, number, len(content), digest, counts)
         self._store.put(name_of(number), content)
@@ -237,12 +220,7 @@ class Journal:
         self.counts.add(counts)
 
     def complete_table(self, schema: Any) -> None:
-        """Make the table whole: merge the parts into the file, or mark the folder.
-
-        Raises:
-            ArtefactError: a part is not the one that the run wrote.
-            UsageError, EnvironmentProblem: the file cannot be written.
-        """
+        """Make the table whole: merge the parts into the file, or mark the folder."""
         if self.file is None:
             for _ in self._contents():
                 pass
@@ -298,11 +276,7 @@ def is_file(output: str) -> bool:
 
 
 def check_output(output: str) -> None:
-    """Refuse an output named like a file of another format, because it would become a folder.
-
-    Raises:
-        UsageError: it does.
-    """
+    """Refuse an output named like a file of another format, because it would become a folder."""
     name = re.split(r"[/\\]", output)[-1]
     suffix = re.search(r"[^.](\.[A-Za-z]\w{0,7})$", name)
     if suffix is None or suffix[1].lower() == SUFFIX:

@@ -62,23 +62,19 @@ class ParquetTable:
         which would abort it.
 
         Args:
-            groups: the row groups.
             column: ``name``, or ``name.field`` of a structure.
             rows: most rows per batch.
-
-        Raises:
-            BadParquet: the column is damaged or exceeds a limit.
         """
         with readable_errors():
             for place, lists in self._schema_columns(column):
                 chunks = [self.groups[k].chunks[place] for k in groups]
                 rows = min(rows, rows_at_once(self._file, chunks, lists))
-            found = self.content.iter_batches(
+            batches = self.content.iter_batches(
                 rows, row_groups=groups, columns=[column], use_threads=False
             )
         while True:
             with readable_errors():
-                batch = next(found, None)
+                batch = next(batches, None)
             if batch is None:
                 return
             yield batch
@@ -93,40 +89,28 @@ class ParquetTable:
 
 @contextmanager
 def opened_parquet(file: BinaryIO) -> Iterator[ParquetTable]:
-    """Open a parquet file for the duration of the block.
-
-    Args:
-        file: the file, open for reading at any position.
-
-    Raises:
-        BadParquet: it is no parquet file, damaged, or has extension types.
-        EnvironmentProblem: pyarrow is not installed.
-    """
+    """Open a parquet file for the duration of the block."""
     parquet = import_parquet()
     with readable_errors():
         plain = _Plain(file)
-        found = parquet.ParquetFile(
+        table = parquet.ParquetFile(
             plain,
             buffer_size=_BUFFER,  # stream columns instead of reading them whole
             thrift_string_size_limit=limits.PARQUET_FOOTER_BYTES,
             thrift_container_size_limit=limits.PARQUET_VALUES,
         )
-        if len(found.schema) > limits.PARQUET_COLUMNS:
+        if len(table.schema) > limits.PARQUET_COLUMNS:
             raise BadParquet(f"it has over {limits.PARQUET_COLUMNS:,} columns")
         rows = sum(group.rows for group in plain.groups)
         if rows > limits.PARQUET_ROWS:
             raise BadParquet(f"it states {rows:,} rows, the limit is {limits.PARQUET_ROWS:,}")
-    with found:
-        yield ParquetTable(found, plain.groups, file)
+    with table:
+        yield ParquetTable(table, plain.groups, file)
 
 
 @contextmanager
 def readable_errors() -> Iterator[None]:
-    """Turn the block's failures to read parquet into one kind of error.
-
-    Raises:
-        BadParquet: the file is damaged.
-    """
+    """Turn the block's failures to read parquet into one kind of error."""
     try:
         yield
     except (BadParquet, CapsedgeError):
@@ -136,11 +120,7 @@ def readable_errors() -> Iterator[None]:
 
 
 def import_parquet() -> Any:
-    """`pyarrow.parquet`.
-
-    Raises:
-        EnvironmentProblem: it is not installed.
-    """
+    """`pyarrow.parquet`. Raises EnvironmentProblem if it is not installed."""
     try:
         import pyarrow.parquet
     except ImportError as error:
@@ -150,9 +130,6 @@ def import_parquet() -> Any:
 
 class _Plain(io.RawIOBase):
     """A parquet file without the Arrow schema in its footer.
-
-    Args:
-        file: the file, open for reading at any position.
 
     Raises:
         BadParquet: it is no parquet file, or has extension types.
@@ -202,11 +179,7 @@ class _Plain(io.RawIOBase):
 
 
 def _check_plain(footer: bytes) -> None:
-    """Refuse a footer whose Arrow schema has extension types.
-
-    Raises:
-        BadParquet: it has.
-    """
+    """Refuse a footer whose Arrow schema has extension types."""
     if _KEY not in footer:
         return
     for text in _BASE64.findall(footer):
@@ -241,11 +214,7 @@ class Tables:
     kind: str = "parquet"
 
     def parts(self) -> list[Part]:
-        """The parts, made of whole row groups; an unreadable file becomes a part with an error.
-
-        Raises:
-            UsageError: it is the only file.
-        """
+        """The parts, made of whole row groups; an unreadable file becomes a part with an error."""
         number = counting()
         return [
             replace(part, number=next(number)) for file in self.files for part in self._cut(file)
@@ -283,11 +252,7 @@ class Tables:
 
 
 def find_column(storage: Storage, files: Sequence[str], requested: str) -> str:
-    """The column of images: the named one, the only candidate, or ``image`` among several.
-
-    Raises:
-        UsageError: no file can be read, there is no such column, or several qualify.
-    """
+    """The column of images: the named one, the only candidate, or ``image`` among several."""
     problem: Exception = BadParquet("there is none")
     for file in files:
         try:
@@ -328,8 +293,8 @@ def _images_in(field: Any) -> str:
     kind = field.type
     if types.is_struct(kind):
         inner = [kind.field(k) for k in range(kind.num_fields)]
-        found = any(f.name == "bytes" and _is_bytes(f.type) for f in inner)
-        return f"{field.name}.bytes" if found else ""
+        holds_bytes = any(f.name == "bytes" and _is_bytes(f.type) for f in inner)
+        return f"{field.name}.bytes" if holds_bytes else ""
     if _is_bytes(kind):
         return str(field.name)
     lists = 0
@@ -362,11 +327,7 @@ def _grouped(file: str, groups: Sequence[int]) -> Iterator[Part]:
 
 
 def _values(column: Any) -> Iterator[Any]:
-    """The values of a column: bytes, arrays, None, or the text of an error.
-
-    Raises:
-        BadParquet: the column is damaged.
-    """
+    """The values of a column: bytes, arrays, None, or the text of an error."""
     import pyarrow.types as types
 
     with readable_errors():

@@ -39,9 +39,6 @@ def read_struct(data: bytes) -> tuple[Fields, int]:
     Returns:
         Numbers, structures and lists of structures by field number, other values as None; the bytes that the
         structure takes.
-
-    Raises:
-        BadThrift: the bytes are damaged, or hold more values or deeper ones than the limits allow.
     """
     walk = _Walk(data)
     fields = walk.struct(0)
@@ -86,8 +83,8 @@ class _Walk:
         elif kind in (_LIST, _SET):
             head = self._byte()
             count = head >> 4 if head >> 4 < 15 else self._varint()
-            found = self._elements(count, (head & 15,), depth)
-            return found if head & 15 == _STRUCT else None
+            elements = self._elements(count, (head & 15,), depth)
+            return elements if head & 15 == _STRUCT else None
         elif kind == _MAP:
             if count := self._varint():
                 kinds = self._byte()
@@ -185,12 +182,7 @@ class RowGroup:
 
 
 def row_groups(footer: bytes) -> tuple[RowGroup, ...]:
-    """The row groups that a footer states; pyarrow's own objects for them abort the process on some footers.
-
-    Raises:
-        BadThrift: the footer is damaged, or has more or deeper values than the limits allow.
-        BadPages: it states sizes that no file has.
-    """
+    """The row groups that a footer states; pyarrow's own objects for them abort on some footers."""
     fields, _ = read_struct(footer)
     return tuple(
         RowGroup(_long(group, 3), tuple(_chunk(column) for column in _structures(group, 1)))
@@ -211,8 +203,8 @@ def _chunk(column: Fields) -> Chunk:
 
 
 def _structures(fields: Fields, key: int) -> list[Fields]:
-    found = fields.get(key)
-    return found if isinstance(found, list) else []
+    structures = fields.get(key)
+    return structures if isinstance(structures, list) else []
 
 
 def _long(fields: Fields, key: int) -> int:
@@ -226,12 +218,8 @@ def rows_at_once(file: BinaryIO, chunks: Iterable[Chunk], lists: bool) -> int:
     """Check the pages of a column; returns how many rows may be decoded at once, at least 1.
 
     Args:
-        file: the parquet file.
         chunks: of the column, in the row groups that will be read.
         lists: whether the column holds lists.
-
-    Raises:
-        BadPages: a page is damaged or unpacks to more than the limits allow.
     """
     largest = 1
     for chunk in chunks:
@@ -253,11 +241,7 @@ def rows_at_once(file: BinaryIO, chunks: Iterable[Chunk], lists: bool) -> int:
 
 
 def _pages(file: BinaryIO, chunk: Chunk) -> Iterator[Page]:
-    """The pages of a column chunk, as pyarrow finds them.
-
-    Raises:
-        BadPages: one is damaged, or unpacks to more than the limits allow.
-    """
+    """The pages of a column chunk, as pyarrow finds them."""
     at, seen = chunk.start, 0
     while at < chunk.stop and seen < chunk.values:
         page, header = _page(file, at)
@@ -267,11 +251,7 @@ def _pages(file: BinaryIO, chunk: Chunk) -> Iterator[Page]:
 
 
 def _page(file: BinaryIO, at: int) -> tuple[Page, int]:
-    """The page at an offset, and the bytes of its header.
-
-    Raises:
-        BadPages: it is damaged, or unpacks to more than the limits allow.
-    """
+    """The page at an offset, and the bytes of its header."""
     fields, length = _header(file, at)
     kind, unpacked, stored = (_number(fields, key) for key in (_TYPE, _UNPACKED, _PACKED))
     most = max(limits.UNPACKED_BYTES, limits.UNPACKED_RATIO * stored)

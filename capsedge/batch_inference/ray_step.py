@@ -103,17 +103,17 @@ class Predictor:
 
     def _values(self, name: str, rows: Sequence[Row]) -> NDArray[Any]:
         """A column of the results ``[N, ...]``."""
-        found = [row.get(name) for row in rows]
+        values = [row.get(name) for row in rows]
         if name in _TEXTS:
-            return np.array(["" if value is None else value for value in found], object)
+            return np.array(["" if value is None else value for value in values], object)
         if name == "labels":
-            lists = np.empty(len(found), object)
-            lists[:] = [[each["label"] for each in value or ()] for value in found]
+            lists = np.empty(len(values), object)
+            lists[:] = [[each["label"] for each in value or ()] for value in values]
             return lists
         if name == "escalated":
-            return np.array([value is True for value in found], bool)
+            return np.array([value is True for value in values], bool)
         missing = np.full(np.shape(self._blank[name]), np.nan)
-        return np.array([missing if value is None else value for value in found], np.float64)
+        return np.array([missing if value is None else value for value in values], np.float64)
 
 
 def _item(name: str, image: Any) -> Item:
@@ -137,8 +137,8 @@ def _session(model: Any, threads: int | None, options: dict[str, Any]) -> Sessio
                 "Pass a file that the worker can open.",
             )
         return model.load(threads, options["ops"])
-    found: Session = load(model, RuntimeOptions(threads=threads, **options))
-    return found
+    session: Session = load(model, RuntimeOptions(threads=threads, **options))
+    return session
 
 
 def _black(session: Session) -> NDArray[Any]:

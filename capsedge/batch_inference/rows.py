@@ -75,15 +75,15 @@ class RowMaker:
 
     def _prepared(self, items: Iterator[Item]) -> list[tuple[str, NDArray[np.float32] | str]]:
         """The names of items, each with the model's input or an error; few undecoded items are in memory."""
-        found: list[tuple[str, NDArray[np.float32] | str]] = []
+        prepared: list[tuple[str, NDArray[np.float32] | str]] = []
         while few := list(islice(items, self._workers)):
             inputs = (
                 map(self._prepare, few)
                 if self._pool is None
                 else self._pool.map(self._prepare, few)
             )
-            found += zip((item.name for item in few), inputs, strict=True)
-        return found
+            prepared += zip((item.name for item in few), inputs, strict=True)
+        return prepared
 
     def _prepare(self, item: Item) -> NDArray[np.float32] | str:
         """The model's input ``[C, H, W]`` in its layout, or the text of an error."""
@@ -94,8 +94,8 @@ class RowMaker:
             image = _shaped(item.image, p)
             if isinstance(image, np.ndarray) and image.dtype.kind == "f":
                 reader = ImageReader(p, self._invert, prepared=True)
-                (found,) = reader.images(image.astype(np.float32, copy=False))
-                return found.astype(np.float32, copy=False)
+                (prepared,) = reader.images(image.astype(np.float32, copy=False))
+                return prepared.astype(np.float32, copy=False)
             return prepare(image, p, self._invert, "The image")
         except UsageError as error:
             return f"{error.what} {error.why}"
@@ -152,11 +152,7 @@ def encodable(name: str) -> str:
 
 
 def _shaped(image: Any, p: Preprocessing) -> Any:
-    """A list of values in the model's input shape; anything else unchanged.
-
-    Raises:
-        UsageError: it has another number of values.
-    """
+    """A list of values in the model's input shape; anything else unchanged."""
     if not isinstance(image, np.ndarray) or image.ndim != 1:
         return image
     shape = p.shape if image.dtype.kind == "f" else (p.height, p.width, p.channels)
@@ -251,15 +247,7 @@ def table_writer(target: Any, schema: Any) -> Any:
 
 
 def merge(parts: Iterable[bytes], target: BinaryIO, schema: Any, plan: str) -> int:
-    """Merge the rows of the parts, in order, into one table; return the number of rows.
-
-    Args:
-        parts: the content of each.
-        plan: the metadata of the table.
-
-    Raises:
-        BadParquet: a part is damaged.
-    """
+    """Merge the rows of the parts, in order, into one table; return the number of rows."""
     rows = 0
     with table_writer(target, schema) as writer:
         for part in parts:

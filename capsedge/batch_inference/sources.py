@@ -52,11 +52,7 @@ class ArrayRows:
     column: str = ""
 
     def parts(self) -> list[Part]:
-        """The parts, each with a fixed number of images.
-
-        Raises:
-            UsageError: the file cannot be read, or holds no images.
-        """
+        """The parts, each with a fixed number of images."""
         shape = self._rows.shape if self._layout is None else self._layout.shape
         dtype = self._rows.dtype if self._layout is None else self._layout.dtype
         pixels = dtype in (np.uint8, np.uint16, np.bool_) and len(shape) in (3, 4)
@@ -80,11 +76,7 @@ class ArrayRows:
         ]  # fmt: skip
 
     def read(self, part: Part) -> Iterator[Item]:
-        """The images of a part.
-
-        Raises:
-            UsageError: the file is gone or no longer whole.
-        """
+        """The images of a part. Raises UsageError if the file is gone or no longer whole."""
         stop = part.start if part.stop is None else part.stop
         for start in range(part.start, stop, _READ):
             last = min(start + _READ, stop)
@@ -97,11 +89,7 @@ class ArrayRows:
 
     @cached_property
     def _copy(self) -> tempfile.TemporaryDirectory[str]:
-        """Copy a file from another file system to this machine.
-
-        Raises:
-            UsageError: it cannot be read, or is too large.
-        """
+        """Copy a file from another file system to this machine."""
         folder = tempfile.TemporaryDirectory(prefix="capsedge-", ignore_cleanup_errors=True)
         name = f"array.{self.kind}"
         with self.storage.opened() as source, open(Path(folder.name, name), "wb") as copy:
@@ -177,11 +165,7 @@ class ArrayRows:
         return layout
 
     def _some(self, start: int, stop: int) -> NDArray[Any]:
-        """Rows of an uncompressed file.
-
-        Raises:
-            UsageError: it is no longer whole.
-        """
+        """Rows of an uncompressed file. Raises UsageError if it is no longer whole."""
         layout = self._layout
         assert layout is not None
         wanted = (stop - start) * layout.row_bytes
@@ -224,10 +208,6 @@ def open_source(address: str, column: str = "") -> ImageSource:
     Args:
         address: a path, or an fsspec address such as ``s3://bucket/folder``.
         column: the column of a parquet file, or the array of an npz file, that holds the images.
-
-    Raises:
-        UsageError: there is nothing at the address, or nothing that can be read.
-        EnvironmentProblem: a package needed to read it is missing.
     """
     storage = Storage(address)
     kind = storage.kind()
@@ -245,14 +225,14 @@ def open_source(address: str, column: str = "") -> ImageSource:
 
 def _in_folder(storage: Storage, column: str) -> ImageSource:
     names = storage.names()
-    found = {
+    by_kind = {
         "images": [name for name in names if is_image(name)],
         "parquet files": [name for name in names if name.lower().endswith(parquet.SUFFIXES)],
         "tar archives": [name for name in names if name.lower().endswith(tar.SUFFIXES)],
     }
-    kinds = [kind for kind, files in found.items() if files]
+    kinds = [kind for kind, files in by_kind.items() if files]
     if len(kinds) != 1:
-        counts = ", ".join(f"{len(found[kind]):,} {kind}" for kind in kinds)
+        counts = ", ".join(f"{len(by_kind[kind]):,} {kind}" for kind in kinds)
         raise UsageError(
             f"The folder {storage.address} holds {counts or 'no supported files'}.",
             "A run reads only one kind." if kinds else _KNOWN,
@@ -260,7 +240,7 @@ def _in_folder(storage: Storage, column: str) -> ImageSource:
             if kinds
             else "Pass a folder or a file with images.",
         )
-    files = tuple(found[kinds[0]])
+    files = tuple(by_kind[kinds[0]])
     if kinds == ["images"]:
         return Folder(storage, files)
     if kinds == ["tar archives"]:

@@ -38,8 +38,8 @@ INSTALL = "pip install 'capsedge[batch]'"
 
 def is_remote(address: str) -> bool:
     """Whether an address is on a file system other than this machine's."""
-    found = _SCHEME.match(address)
-    return found is not None and found[1].lower() not in ("file", "local")
+    scheme = _SCHEME.match(address)
+    return scheme is not None and scheme[1].lower() not in ("file", "local")
 
 
 def plain(address: str) -> str:
@@ -99,11 +99,7 @@ class Storage:
 
     @contextmanager
     def _reached(self, name: str) -> Iterator[None]:
-        """Turn a file system's failures into readable errors.
-
-        Raises:
-            UsageError: the place cannot be read.
-        """
+        """Turn a file system's failures into readable errors."""
         try:
             yield
         except UsageError:
@@ -122,18 +118,14 @@ class Storage:
             ) from error
 
     def kind(self) -> str | None:
-        """The kind of what is there: ``file`` or ``folder``; None for nothing.
-
-        Raises:
-            UsageError: it cannot be reached, or is neither.
-        """
+        """The kind of what is there: ``file`` or ``folder``; None for nothing."""
         if not self.remote:
-            found = reading.path_kind(self._path)
-            if found not in (None, reading.FILE, reading.FOLDER):
+            kind = reading.path_kind(self._path)
+            if kind not in (None, reading.FILE, reading.FOLDER):
                 raise UsageError(
-                    f"Cannot read {self.address}.", f"It is a {found}.", "Pass a file or a folder."
+                    f"Cannot read {self.address}.", f"It is a {kind}.", "Pass a file or a folder."
                 )
-            return found
+            return kind
         system, path = self.system
         with self._reached(""):
             if not system.exists(path):
@@ -141,23 +133,19 @@ class Storage:
             return reading.FOLDER if system.isdir(path) else reading.FILE
 
     def names(self) -> list[str]:
-        """The files below the folder, relative, with ``/`` between names, sorted.
-
-        Raises:
-            UsageError: it cannot be read, or has too many files.
-        """
-        found: list[str] = []
-        for name in self._found():
-            found.append(name)
-            if len(found) > limits.FOLDER_FILES:
+        """The files below the folder, relative, with ``/`` between names, sorted."""
+        names: list[str] = []
+        for name in self._listed():
+            names.append(name)
+            if len(names) > limits.FOLDER_FILES:
                 raise UsageError(
                     f"The folder {self.address} has over {limits.FOLDER_FILES:,} files.",
                     "",
                     "Divide it, or store the images in tar or parquet files.",
                 )
-        return sorted(found)
+        return sorted(names)
 
-    def _found(self) -> Iterator[str]:
+    def _listed(self) -> Iterator[str]:
         if self.remote:
             system, path = self.system
             with self._reached(""):
@@ -177,14 +165,7 @@ class Storage:
 
     @contextmanager
     def opened(self, name: str = "") -> Iterator[BinaryIO]:
-        """A file, open for reading at any position.
-
-        Args:
-            name: the file's name below the folder; empty for the place itself.
-
-        Raises:
-            UsageError: it cannot be opened.
-        """
+        """A file below the folder, or the place itself for ``""``, open for reading at any position."""
         if not self.remote:
             with reading.open_regular_file(self.local(name)) as file:
                 yield file
@@ -200,20 +181,12 @@ class Storage:
         return Path(self._path, name) if name else Path(self._path)
 
     def size(self, name: str = "") -> int:
-        """Bytes of a file.
-
-        Raises:
-            UsageError: it cannot be opened.
-        """
+        """Bytes of a file. Raises UsageError if it cannot be opened."""
         with self.opened(name) as file, self._reached(name):
             return file.seek(0, os.SEEK_END)
 
     def start(self, count: int, name: str = "") -> bytes:
-        """The first bytes of a file.
-
-        Raises:
-            UsageError: it cannot be read.
-        """
+        """The first bytes of a file. Raises UsageError if it cannot be read."""
         with self.opened(name) as file, self._reached(name):
             return file.read(count)
 
@@ -245,11 +218,7 @@ class PartStore:
         return {*reading.list_folder(self._folder)} - {_LOCK}
 
     def take(self) -> None:
-        """Create the folder, and lock it against other processes until `release`.
-
-        Raises:
-            UsageError: another process writes to it, or it cannot be created.
-        """
+        """Create the folder, and lock it against other processes until `release`."""
         if self._remote is not None:
             return  # object stores have neither folders nor locks
         make_folder(self._folder)
@@ -269,11 +238,7 @@ class PartStore:
             self._lock = -1
 
     def put(self, name: str, content: bytes) -> None:
-        """Write a file.
-
-        Raises:
-            UsageError, EnvironmentProblem: it cannot be written.
-        """
+        """Write a file. Raises UsageError or EnvironmentProblem if it cannot be written."""
         if self._remote is None:
             write_bytes(self._folder / name, content)
             return
@@ -283,11 +248,7 @@ class PartStore:
 
     @contextmanager
     def opened(self, name: str) -> Iterator[BinaryIO]:
-        """A file, open for reading.
-
-        Raises:
-            UsageError: it cannot be opened.
-        """
+        """A file, open for reading. Raises UsageError if it cannot be opened."""
         if self._remote is None:
             with reading.open_regular_file(self._folder / name) as file:
                 yield file
@@ -296,20 +257,12 @@ class PartStore:
                 yield remote
 
     def get(self, name: str, most: int) -> bytes:
-        """The content of a file; for a larger file, the first ``most`` bytes and one more.
-
-        Raises:
-            UsageError: it cannot be read.
-        """
+        """The content of a file; for a larger file, the first ``most`` bytes and one more."""
         with self.opened(name) as file:
             return file.read(most + 1)
 
     def clear(self, names: Iterable[str]) -> None:
-        """Remove files.
-
-        Raises:
-            UsageError, EnvironmentProblem: they cannot be removed.
-        """
+        """Remove files. Raises UsageError or EnvironmentProblem if they cannot be removed."""
         for name in sorted(names):
             if self._remote is None:
                 with reading.readable_errors(self._folder / name, "Check the rights to it."):
@@ -321,11 +274,7 @@ class PartStore:
 
     @contextmanager
     def _failing(self, what: str) -> Iterator[None]:
-        """Turn a file system's failures into readable errors.
-
-        Raises:
-            EnvironmentProblem: the block failed.
-        """
+        """Turn a file system's failures into readable errors."""
         try:
             yield
         except Exception as error:  # every file system has errors of its own

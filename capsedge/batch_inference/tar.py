@@ -71,11 +71,7 @@ class Stream:
         self._most = max(limits.UNPACKED_BYTES, limits.UNPACKED_RATIO * stored)
 
     def read(self, count: int) -> bytes:
-        """The next bytes; fewer at the end.
-
-        Raises:
-            BadTar: the archive is damaged or too large.
-        """
+        """The next bytes; fewer at the end. Raises BadTar if the archive is damaged or too large."""
         if self._inflate is None:
             data = self._file.read(count)
             self.position += len(data)
@@ -91,11 +87,7 @@ class Stream:
         return b"".join(parts)
 
     def skip(self, count: int) -> None:
-        """Go forward, at most to the end: a header may claim more bytes than any file has.
-
-        Raises:
-            BadTar: the archive is damaged or too large.
-        """
+        """Go forward, at most to the end: a header may claim more bytes than any file has."""
         if self._inflate is None:
             self.position = self._file.seek(min(self.position + count, self._stored))
             return
@@ -112,12 +104,12 @@ class Stream:
                 self._inflate, self._buffer = zlib.decompressobj(wbits=31), rest
             packed = self._buffer or self._file.read(1 << 16)
             try:
-                found = self._inflate.decompress(packed, most)
+                data = self._inflate.decompress(packed, most)
             except zlib.error as error:
                 raise BadTar(f"its gzip stream is damaged: {error}") from error
             self._buffer = self._inflate.unconsumed_tail
-            if found:
-                return found
+            if data:
+                return data
             if not packed and not self._inflate.eof:
                 raise BadTar("its gzip stream ends early")
 
@@ -126,9 +118,6 @@ def members(stream: Stream, start: int = 0) -> Iterator[Member]:
     """The members from an offset on; after each, the stream is at its content.
 
     The caller may read the content or ignore it.
-
-    Raises:
-        BadTar: the archive is damaged or exceeds a limit.
     """
     stream.skip(start)
     named: str | None = None
@@ -159,11 +148,7 @@ def members(stream: Stream, start: int = 0) -> Iterator[Member]:
 
 
 def _skip_map(stream: Stream) -> None:
-    """Skip the blocks in which GNU tar continues the map of a sparse file.
-
-    Raises:
-        BadTar: the archive ends in them.
-    """
+    """Skip the blocks in which GNU tar continues the map of a sparse file."""
     while True:
         block = stream.read(BLOCK)
         if len(block) < BLOCK:
@@ -173,11 +158,7 @@ def _skip_map(stream: Stream) -> None:
 
 
 def _header(stream: Stream) -> bytes:
-    """The next header; empty at the end of the archive.
-
-    Raises:
-        BadTar: it is damaged.
-    """
+    """The next header; empty at the end of the archive. Raises BadTar if it is damaged."""
     at = stream.position
     header = stream.read(BLOCK)
     if not header:
@@ -193,11 +174,7 @@ def _header(stream: Stream) -> bytes:
 
 
 def _number(field: bytes) -> int:
-    """A number of a header, in octal digits or, for large sizes, in binary (GNU).
-
-    Raises:
-        BadTar: it is neither.
-    """
+    """A number of a header, in octal digits or, for large sizes, in binary (GNU)."""
     if field[0] & 0x80:
         value = int.from_bytes(bytes([field[0] & 0x7F]) + field[1:], "big")
     else:
@@ -211,11 +188,7 @@ def _number(field: bytes) -> int:
 
 
 def _extension(stream: Stream, size: int) -> bytes:
-    """The content of an extended header.
-
-    Raises:
-        BadTar: it is not whole or too large.
-    """
+    """The content of an extended header. Raises BadTar if it is not whole or too large."""
     if size > limits.TAR_HEADER_BYTES:
         raise BadTar(f"an extended header has {size:,} bytes")
     data = stream.read(size)
@@ -226,11 +199,7 @@ def _extension(stream: Stream, size: int) -> bytes:
 
 
 def _declared(kind: bytes, text: bytes) -> tuple[str | None, int | None]:
-    """The name and the size that an extended header states for the next member.
-
-    Raises:
-        BadTar: it is damaged.
-    """
+    """The name and the size that an extended header states for the next member."""
     if kind == b"L":
         return _text(text), None
     if kind != b"x":
@@ -338,11 +307,7 @@ def _images(content: BinaryIO, size: int, part: Part) -> Iterator[Item]:
 
 
 def _image(stream: Stream, member: Member, file: str) -> Item:
-    """A member as an item; one that is not a plain file, too large or cut off has an error.
-
-    Raises:
-        BadTar: the archive is damaged.
-    """
+    """A member as an item; one that is not a plain file, too large or cut off has an error."""
     name = qualified(file, member.name)
     if member.other:
         return Item(name, error=f"The member is {member.other}, which is not followed.")

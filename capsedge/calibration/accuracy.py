@@ -81,10 +81,6 @@ class Criterion:
             classes: the largest label plus one, if there are labels.
             outputs: runs the file on samples and returns the outputs by name, with samples along the first
                 axis.
-
-        Raises:
-            UsageError: there is no such output, it does not hold scores, or there are labels and several
-                outputs could decide.
         """
         names = tuple(port.name for port in session.outputs)
         if scores is not None:
@@ -109,11 +105,7 @@ class Criterion:
 
 
 def _check_shape(session: Session, scores: str) -> None:
-    """Refuse a named output that does not have the shape of scores; axes of 1 do not count.
-
-    Raises:
-        UsageError: the shape is wrong; the error says what to name or return instead.
-    """
+    """Refuse a named output that does not have the shape of scores; axes of 1 do not count."""
     port = next(p for p in session.outputs if p.name == scores)
     sizes = (
         [size for size in port.shape[1:] if size != 1] if len(port.shape) > 2 else port.shape[1:]
@@ -145,20 +137,15 @@ def _reason(session: Session, scores: str) -> str:
 
 
 def _chosen(session: Session, classes: int, outputs: Arrays) -> ScoresChoice | None:
-    """The scores of a file that states none, chosen by the values of its outputs; None if no output has their
-    shape.
-
-    Raises:
-        UsageError: several outputs could be the scores, or the file would have to compute them from one.
-    """
+    """The scores, chosen by the values of the outputs; None if no output has their shape."""
     inputs = {port.name for port in session.inputs}
-    found = {name: value for name, value in outputs.items() if name not in inputs}
+    computed = {name: value for name, value in outputs.items() if name not in inputs}
     others = {name: value for name, value in outputs.items() if name in inputs}
     shape = next(iter(others.values())).shape[1:] if others else ()
     wide = max(classes, 2)
-    if not has_candidates(found, wide, shape):
+    if not has_candidates(computed, wide, shape):
         return None
-    choice = choose_scores(found, wide, at_least=True, images=shape, others=others, adds=False)
+    choice = choose_scores(computed, wide, at_least=True, images=shape, others=others, adds=False)
     if choice.form == CAPSULES:
         check_computed(choice)
     return choice
@@ -203,29 +190,31 @@ class Gate:
 
     def failures(self, outcome: Outcome) -> list[str]:
         """A sentence for every requirement that is not met."""
-        found = []
+        failures = []
         most = self.limit(outcome.metric)
         if not outcome.drop <= most + _ROUNDING:
-            found.append(f"{outcome.drop:.2f} {UNITS_OF_LOSS[outcome.metric]}, {most:g} allowed.")
+            failures.append(
+                f"{outcome.drop:.2f} {UNITS_OF_LOSS[outcome.metric]}, {most:g} allowed."
+            )
         if outcome.metric == AGREEMENT and outcome.largest_changed_margin > outcome.median_margin:
-            found.append(
+            failures.append(
                 f"An answer changed that FP32 gave with a margin of {outcome.largest_changed_margin:.3g}; "
                 f"half of the "
                 f"answers have margins below {outcome.median_margin:.3g}."
             )
-        found += [
+        failures += [
             f"'{o.name}' is off by up to {100 * o.largest_share:.2f} % of its range, "
             f"{self.max_error:g} allowed."
             for o in outcome.outputs
             if not 100 * o.largest_share <= self.max_error
         ]
-        found += [
+        failures += [
             f"The vectors of '{o.name}' have a mean cosine of {o.cosine:.6f} with those of FP32, "
             f"{self.min_cosine:g} required."
             for o in outcome.outputs
             if o.cosine is not None and not o.cosine >= self.min_cosine
         ]
-        return found
+        return failures
 
     def passes(self, outcome: Outcome) -> bool:
         """Whether an outcome meets all requirements."""
@@ -338,21 +327,16 @@ def criterion_outputs(
     progress: Progress = silent,
     stage: str = "comparing",
 ) -> CriterionOutputs:
-    """The outputs of all samples that are compared.
-
-    Raises:
-        ArtefactError: a score is NaN or infinite.
-        UsageError: the arrays do not fit, or the outputs are too large to be held.
-    """
+    """The outputs of all samples that are compared."""
     names = [criterion.scores] if criterion.scores is not None else list(criterion.numbers)
-    found: CriterionOutputs = {name: [] for name in names}
+    collected: CriterionOutputs = {name: [] for name in names}
     done = kept = 0
     for count, _, outputs in runs(session, data):
         done += count
         for name in names:
             value = np.asarray(outputs[name])
-            found[name].append(_scores(value, count) if criterion.scores is not None else value)
-            kept += found[name][-1].nbytes
+            collected[name].append(_scores(value, count) if criterion.scores is not None else value)
+            kept += collected[name][-1].nbytes
         if kept > limits.ARRAY_BYTES:
             raise UsageError(
                 "The outputs of these samples are too large to be compared.",
@@ -362,8 +346,8 @@ def criterion_outputs(
             )
         progress(stage, done, len(data))
     if criterion.scores is not None:
-        _check_finite(session, criterion.scores, found[criterion.scores])
-    return found
+        _check_finite(session, criterion.scores, collected[criterion.scores])
+    return collected
 
 
 def sample_outputs(session: Session, data: ImageSet, count: int = 64) -> dict[str, Array]:
@@ -405,9 +389,6 @@ def compare(
         reference, artefact: of the source and of the file.
         data: the samples, with their labels if these are known.
         criterion: the outputs that decide.
-
-    Raises:
-        ArtefactError: the file computes NaN or infinite values where its source does not.
     """
     if criterion.scores is None:
         outputs = tuple(
@@ -427,7 +408,6 @@ def of_scores(
 
     Args:
         labels: the classes ``[N]``, if they are known.
-        multi_label, threshold: as of `Decisions`.
     """
     decisions = Decisions(multi_label, threshold)
     decisions.update(expected, actual, labels)

@@ -36,9 +36,6 @@ def runs(
     Args:
         padded: whether, for a file with a fixed batch, an incomplete batch is filled up with its last sample;
             otherwise its samples are left out.
-
-    Raises:
-        UsageError: the arrays do not fit the inputs.
     """
     prepared = session.metadata is not None or data.preprocessing is not None
     if prepared and len(session.inputs) == 1:
@@ -73,11 +70,7 @@ def samples_of_a_run(session: Session, data: ImageSet) -> int | None:
 
 
 def check_fits(session: Session, data: ImageSet) -> None:
-    """Refuse arrays that do not fit the inputs.
-
-    Raises:
-        UsageError: the type or the shape of one does not fit.
-    """
+    """Refuse arrays that do not fit the inputs."""
     for port, values in _arrays(session, data):
         sample = values.shape if _whole(port, values) else (None, *values.shape[1:])
         wanted = (len(values), *port.shape) if _whole(port, values) else port.shape
@@ -134,9 +127,6 @@ def watch(
 
     Args:
         ops: as for ``capsedge.load``.
-
-    Raises:
-        UsageError: the file's fixed batch is larger than there are images.
     """
     copy = copy_of(model)
     known = {o.name for o in copy.graph.output} | {i.name for i in copy.graph.input}
@@ -159,8 +149,8 @@ def watch(
     # The first dimension of inner tensors need not be the batch, so the padding of an incomplete batch could
     # not be removed from them.
     for count, feeds, outputs in runs(session, data, padded=False):
-        found = {**outputs, **feeds}
-        yield count, {t: found[t] for t in tensors}
+        tensors_by_name = {**outputs, **feeds}
+        yield count, {t: tensors_by_name[t] for t in tensors}
 
 
 def histograms(
@@ -169,11 +159,7 @@ def histograms(
     data: ImageSet,
     progress: Progress = silent,
 ) -> dict[str, Histogram]:
-    """Histogram of every tensor over all images, in two runs: first the range, then the counts.
-
-    Raises:
-        ArtefactError: a tensor has values that are NaN or infinite.
-    """
+    """Histogram of every tensor over all images, in two runs: first the range, then the counts."""
     limits = magnitudes(model, tensors, data)
     counts = {t: np.zeros(BINS, np.int64) for t in tensors}
     sums: dict[str, NDArray[np.float64]] = {}
@@ -204,9 +190,6 @@ def magnitudes(
 
     Args:
         finite: False lets values be infinite, as masks are, or NaN: such a tensor has infinite limits.
-
-    Raises:
-        ArtefactError: a tensor has values that are NaN or infinite, and may not.
     """
     limits: dict[str, tuple[float, float]] = {}
     for _, values in watch(model, tensors, data):
@@ -233,14 +216,7 @@ def magnitudes(
 
 
 def check_calibration(data: ImageSet, subject: int | None = None) -> list[str]:
-    """Refuse images that give no useful range, and return warnings.
-
-    Args:
-        subject: the number of images that they were drawn from, if the others are kept for the comparison.
-
-    Raises:
-        UsageError: there is only one image, or all values of all images are the same.
-    """
+    """Refuse images without a useful range, and return warnings; they were drawn from ``subject``."""
     if len(data) < 2:
         one = data.noun.removesuffix("s")
         subject_text = f"One {one} is" if subject in (None, 1) else f"{subject} {data.noun} are"
@@ -269,11 +245,7 @@ def check_calibration(data: ImageSet, subject: int | None = None) -> list[str]:
 
 
 def check_disjoint(calibration: ImageSet, evaluation: ImageSet) -> None:
-    """Refuse to report accuracy on calibration images.
-
-    Raises:
-        UsageError: an evaluation image was used for calibration.
-    """
+    """Refuse to report accuracy on calibration images."""
     common = int(evaluation.occurs_in(calibration).sum())
     if common:
         raise UsageError(

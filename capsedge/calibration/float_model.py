@@ -57,7 +57,6 @@ class FloatModel:
     """An FP32 file, and the files that can be made from it.
 
     Args:
-        path: the file.
         bodies: whether the files made from it contain function bodies; without them, they run only with the
             operator library.
         runtime: runtime that the files made from it are for, a key of ``graph.target_runtimes.TARGETS``; None
@@ -159,12 +158,7 @@ class FloatModel:
         return {port.name: port.dtype for port in self.session.inputs}
 
     def choose_criterion(self, data: ImageSet) -> list[str]:
-        """Choose the criterion from the evaluation data, whose labels may show which output decides; return
-        warnings.
-
-        Raises:
-            UsageError: several outputs may decide, or there are labels beyond the scores.
-        """
+        """Choose the criterion, with the help of labels; return warnings."""
         labels = data.labels
         classes = 0 if labels is None or len(labels) == 0 else int(labels.max()) + 1
         self.criterion = Criterion.of(
@@ -190,27 +184,18 @@ class FloatModel:
         return warnings
 
     def check_reference(self, data: ImageSet, progress: Progress = silent) -> list[str]:
-        """Refuse an accuracy that is no better than chance; return warnings if there are too few images to
-        decide.
-
-        Raises:
-            UsageError: the FP32 file is no more accurate than chance.
-        """
-        found = self.criterion_outputs(data, progress)
-        accuracy = evaluate.compare(found, found, data, self.criterion).reference
+        """Refuse an accuracy no better than chance; return warnings if the images are too few."""
+        outputs = self.criterion_outputs(data, progress)
+        accuracy = evaluate.compare(outputs, outputs, data, self.criterion).reference
         if accuracy is None or self.criterion.scores is None:
             return []
-        classes = found[self.criterion.scores][0].shape[1]
+        classes = outputs[self.criterion.scores][0].shape[1]
         return check_above_chance(
             accuracy, len(data), classes, self.criterion.scores, data.source, str(self.path)
         )
 
     def check_opset(self, precision: str, target: str) -> None:
-        """Refuse a file whose operators are older than those that a target needs.
-
-        Raises:
-            UnsupportedModelError: its opset is too old.
-        """
+        """Refuse a file whose operators are older than those that a target needs."""
         least, opset = (
             (1 if precision == "fp16" else LEAST_OPSET.get(target, 1)),
             opset_of(self.model),
@@ -233,11 +218,7 @@ class FloatModel:
     def calibrate(
         self, data: ImageSet, method: str, path: Path | None, progress: Progress = silent
     ) -> CalibrationTable:
-        """The table of this file on these images; read from ``path`` if it exists, otherwise written there.
-
-        Raises:
-            ArtefactError: the table at ``path`` is stale or damaged, or the model computes NaN.
-        """
+        """The table of this file on these images; read from ``path`` if it exists, else written there."""
         checksum = data.digest()
         tensors = calibrated_tensors(self.graph, self.layers)
         if path is not None and reading.path_kind(path) is not None:
@@ -261,11 +242,7 @@ class FloatModel:
         return model, kept
 
     def _finalize(self, model: onnx.ModelProto) -> None:
-        """Attach what the file needs to run; a file from another tool is checked by running it.
-
-        Raises:
-            UnsupportedModelError: a file from another tool cannot be converted to the runtime's form.
-        """
+        """Attach what the file needs to run; a file from another tool is checked by running it."""
         if self.metadata is not None:
             self._write_bodies(model)
         elif self._runtime is not None or self.graph.fused:
@@ -287,11 +264,7 @@ class FloatModel:
     def emit(
         self, assignment: Mapping[str, str], table: CalibrationTable, target: str
     ) -> tuple[onnx.ModelProto, list[KeptNode]]:
-        """The file with every unit in its assigned precision, and the nodes that stay in FP32.
-
-        Raises:
-            UsageError: there is no such target.
-        """
+        """The file with every unit in its assigned precision, and the nodes that stay in FP32."""
         if target == "ort-cpu":
             model = int8_cpu.emit(self.model, self.layers, assignment, table)
             kept = list(self.kept)
@@ -324,17 +297,17 @@ class FloatModel:
         return self.layers
 
     def levels(self, target: str) -> tuple[str, ...]:
-        """The precisions from which mixed precision chooses for a unit. 4-bit weights need operators of a
-        newer opset, which an older file cannot import.
-        """
+        """The precisions to choose from; 4-bit weights need operators of a newer opset."""
         int4 = target == "ort-cpu" and opset_of(self.model) >= INT4_FROM
         return ("fp32", "int8", "int4") if int4 else ("fp32", "int8")
 
     def criterion_outputs(self, data: ImageSet, progress: Progress = silent) -> CriterionOutputs:
         """The FP32 file's outputs, computed once per set of images."""
         if id(data) not in self._outputs:
-            found = evaluate.criterion_outputs(self.session, data, self.criterion, progress, "FP32")
-            self._outputs[id(data)] = data, found
+            outputs = evaluate.criterion_outputs(
+                self.session, data, self.criterion, progress, "FP32"
+            )
+            self._outputs[id(data)] = data, outputs
         return self._outputs[id(data)][1]
 
     def outcome(
@@ -343,8 +316,8 @@ class FloatModel:
         """Compare a model made from this file with this file."""
         reference = self.criterion_outputs(data, progress)
         session = load_bytes(model.SerializeToString(), MADE_BY)
-        found = evaluate.criterion_outputs(session, data, self.criterion, progress, "quantized")
-        return evaluate.compare(reference, found, data, self.criterion)
+        outputs = evaluate.criterion_outputs(session, data, self.criterion, progress, "quantized")
+        return evaluate.compare(reference, outputs, data, self.criterion)
 
     def with_metadata(
         self, model: onnx.ModelProto, precision: str, calibration: Mapping[str, Any]

@@ -77,8 +77,8 @@ class _Fp16Emitter:
     def run(self) -> tuple[onnx.ModelProto, list[KeptNode]]:
         outputs = self.graph.outputs | self.graph.captured
         for node in self.graph.nodes:
-            made = onnx.NodeProto()
-            made.CopyFrom(node)
+            copy = onnx.NodeProto()
+            copy.CopyFrom(node)
             moving = node.op_type in MOVING and node.domain == ""
             if moving:
                 first = next((i for i in node.input if i in self.float_), None)
@@ -91,13 +91,13 @@ class _Fp16Emitter:
             kind = TensorProto.FLOAT16 if half else TensorProto.FLOAT
             for k, name in enumerate(node.input):
                 if name in self.float_:
-                    made.input[k] = self._as(name, kind)
+                    copy.input[k] = self._as(name, kind)
             after = []
             for k, name in enumerate(node.output):
                 if name not in self.float_ or not half:
                     continue
                 if name in outputs:
-                    made.output[k] = f"{name}_fp16"
+                    copy.output[k] = f"{name}_fp16"
                     self.cast[name, TensorProto.FLOAT16] = f"{name}_fp16"
                     self.like[f"{name}_fp16"] = (name, TensorProto.FLOAT16)
                     after.append(
@@ -106,7 +106,7 @@ class _Fp16Emitter:
                 else:
                     self.half.add(name)
                     self.like[name] = (name, TensorProto.FLOAT16)
-            self.nodes += [made, *after]
+            self.nodes += [copy, *after]
         return replace_graph(self.graph.model, self.nodes, self.more, self.like), self.kept
 
     def _as(self, name: str, kind: int) -> str:
@@ -179,12 +179,12 @@ class _Fp16Emitter:
                 if "tensor(float16)" not in formal.types:
                     return False
                 chosen.add(formal.type_str)
-        made = {
+        types = {
             schema.outputs[min(k, len(schema.outputs) - 1)].type_str
             for k, name in enumerate(node.output)
             if name in self.float_
         }
-        return made <= chosen
+        return types <= chosen
 
     def _largest(self, name: str) -> float:
         if name in self.graph.initializers:

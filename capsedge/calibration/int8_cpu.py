@@ -81,12 +81,12 @@ class _Int8Emitter:
                 self._table(node)
             else:
                 self._stored(node, index, level)
-        made = replace_graph(self.graph.model, self.nodes, self.more, self.like)
+        model = replace_graph(self.graph.model, self.nodes, self.more, self.like)
         if "int4" in self.level.values():
-            for item in made.opset_import:
+            for item in model.opset_import:
                 if item.domain == "":
                     item.version = max(item.version, INT4_OPSET)
-        return made
+        return model
 
     def _is_8_bit_conv(self, node: onnx.NodeProto) -> bool:
         return node.op_type == "Conv" and self.level.get(node.input[1]) in ("int8", "int4")
@@ -179,10 +179,10 @@ class _Int8Emitter:
         q = f"{y}_uint8"
         self.like[q] = (y, TensorProto.UINT8)
         if graph.fused:
-            made = helper.make_node("QuantizedConv", inputs, [q], domain=DOMAIN, **geometry)
+            quantized = helper.make_node("QuantizedConv", inputs, [q], domain=DOMAIN, **geometry)
         else:
-            made = helper.make_node("QLinearConv", inputs, [q], **geometry)
-        self.nodes.append(made)
+            quantized = helper.make_node("QLinearConv", inputs, [q], **geometry)
+        self.nodes.append(quantized)
         self.in_8_bits[y] = q
         users = graph.users(y)
         if y in graph.outputs or not all(self._is_8_bit_conv(user) for user in users):
@@ -194,9 +194,7 @@ class _Int8Emitter:
         return np.zeros(self.graph.initializers[node.input[1]].dims[0])
 
     def _least(self, weight: str) -> NDArray[np.float64]:
-        """The smallest scales ``[M, 1, 1, 1]`` of a weight for which the biases of all convolutions that use
-        it fit 32 bits, even in a channel whose weights are (nearly) zero.
-        """
+        """The smallest scales ``[M, 1, 1, 1]`` for which the biases of all users of a weight fit 32 bits."""
         least = np.full(self.graph.initializers[weight].dims[0], 1e-12)
         for node in self.graph.users(weight):
             if node.op_type == "Conv":
@@ -210,12 +208,12 @@ class _Int8Emitter:
         assert spec.layout is not None
         axes = spec.layout.shared
         eight, _, scale = self._integers(name, axes, level)
-        made = onnx.NodeProto()
-        made.CopyFrom(node)
-        made.op_type = spec.int8
+        quantized = onnx.NodeProto()
+        quantized.CopyFrom(node)
+        quantized.op_type = spec.int8
         weight = [eight, self._add(f"{name}_scale", scale.squeeze(axes))]
-        replace(made.input, [*node.input[:index], *weight, *node.input[index + 1 :]])
-        self.nodes.append(made)
+        replace(quantized.input, [*node.input[:index], *weight, *node.input[index + 1 :]])
+        self.nodes.append(quantized)
 
     def _table(self, node: onnx.NodeProto) -> None:
         """Look up INT8 rows and their scales. With 4 bits, the whole table would be unpacked."""
@@ -249,10 +247,10 @@ class _Int8Emitter:
                     "Mul", [f"{name}_float", self._add(f"{name}_steps", scale)], [restored]
                 ),
             ]
-        made = onnx.NodeProto()
-        made.CopyFrom(node)
-        made.input[index] = restored
-        self.nodes.append(made)
+        copy = onnx.NodeProto()
+        copy.CopyFrom(node)
+        copy.input[index] = restored
+        self.nodes.append(copy)
 
 
 def _shared_axes(node: onnx.NodeProto, rank: int) -> tuple[int, ...]:

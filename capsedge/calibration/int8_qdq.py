@@ -100,8 +100,8 @@ def emit(
                     axis=0,
                 )
             )
-        made = onnx.NodeProto()
-        made.CopyFrom(node)
-        made.input[0], made.input[1] = dequantized[x], f"{w}_dequantized"
-        nodes.append(made)
+        copy = onnx.NodeProto()
+        copy.CopyFrom(node)
+        copy.input[0], copy.input[1] = dequantized[x], f"{w}_dequantized"
+        nodes.append(copy)
     return replace_graph(model, nodes, more, {})

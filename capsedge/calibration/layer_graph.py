@@ -84,6 +84,6 @@ def replace_graph(
             value.type.tensor_type.elem_type = element
             known[name] = value
     ends = {v.name for v in (*copy.graph.input, *copy.graph.output)}
-    made = new.produced - ends
-    replace(copy.graph.value_info, (v for name, v in known.items() if name in made))
+    inner = new.produced - ends
+    replace(copy.graph.value_info, (v for name, v in known.items() if name in inner))
     return copy

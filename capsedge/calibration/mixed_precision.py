@@ -268,23 +268,21 @@ def sensitivity(
     target: str = "ort-cpu",
     done: Callable[[str], None] | None = None,
 ) -> list[Damage]:
-    """The damage that every layer and routing iteration does alone, largest first: the root mean squared
-    error of the scores, which ranks them even if no decision changes.
-    """
-    found = []
+    """The damage of every layer and iteration alone, largest first: RMS error of the scores."""
+    damages = []
     for layer in float_model.quantizable(target):
         model, _ = float_model.emit({layer.name: "int8"}, table, target)
         outcome = float_model.outcome(model, data)
-        found.append(
+        damages.append(
             Damage(layer.name, layer.kind, len(float_model.content) - model.ByteSize(), outcome)
         )
         if done is not None:
             done(layer.name)
     for name, model in _iterations(float_model, calibration):
-        found.append(Damage(name, "iteration", 0, float_model.outcome(model, data)))
+        damages.append(Damage(name, "iteration", 0, float_model.outcome(model, data)))
         if done is not None:
             done(name)
-    return sorted(found, key=lambda d: -d.outcome.error)
+    return sorted(damages, key=lambda d: -d.outcome.error)
 
 
 def _iterations(

@@ -160,15 +160,15 @@ def find_layers(graph: LayerGraph) -> tuple[list[QuantizableLayer], list[KeptNod
 
 def _inside(node: onnx.NodeProto) -> list[KeptNode]:
     """The layers in the subgraphs of a node."""
-    found = []
+    layers = []
     for graph in inner_graphs(node):
         for inner in graph.node:
             if inner.domain == "" and inner.op_type in _STANDARD:
                 numbers = f"inside a {node.op_type}"
                 name = inner.name or inner.output[0]
-                found.append(KeptNode(name, inner.op_type, "subgraph", numbers))
-            found += _inside(inner)
-    return found
+                layers.append(KeptNode(name, inner.op_type, "subgraph", numbers))
+            layers += _inside(inner)
+    return layers
 
 
 def calibrated_tensors(graph: LayerGraph, layers: Iterable[QuantizableLayer]) -> list[str]:
@@ -184,11 +184,11 @@ def calibrated_tensors(graph: LayerGraph, layers: Iterable[QuantizableLayer]) ->
 
 def float_tensors(model: onnx.ModelProto) -> list[str]:
     """Inputs and node outputs of the graph that are FP32."""
-    made = Graph.of(model.graph).produced | {i.name for i in model.graph.input}
+    produced = Graph.of(model.graph).produced | {i.name for i in model.graph.input}
     return [
         name
         for name, v in values_of(model).items()
-        if v.type.tensor_type.elem_type == TensorProto.FLOAT and name in made
+        if v.type.tensor_type.elem_type == TensorProto.FLOAT and name in produced
     ]
 
 
@@ -207,7 +207,6 @@ def quantize(
     """Weights as INT8 and their scales, which cover the largest magnitude.
 
     Args:
-        weight: the weight in FP32.
         axes: axes along which values share a scale; the scale keeps them with length 1.
         least: the smallest scales allowed; none by default.
 

@@ -69,15 +69,7 @@ class ExecutedPrecision:
 
 
 def optimized_graph(data: bytes, name: str = "the file", threads: int = 1) -> onnx.ModelProto:
-    """The graph that ONNX Runtime optimizes a file into, with the operator library if there is one.
-
-    Args:
-        data: the content of the file.
-        name: the file's name in errors.
-
-    Raises:
-        ArtefactError: ONNX Runtime refuses the file.
-    """
+    """The graph into which ONNX Runtime optimizes a file, with the operator library if there is one."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

@@ -95,9 +95,6 @@ def split(
     Args:
         count: number of calibration images to draw.
         limit: largest number of evaluation images.
-
-    Raises:
-        UsageError: the data cannot be read, is too small or does not fit, or the evaluation images overlap.
     """
     pool = _read(source, calibration, "train")
     drawn = pool.draw(count + SEARCH_IMAGES, seed)
@@ -130,11 +127,11 @@ def split(
 
 
 def _read(source: FloatModel, data: Path | ImageSet, split: str) -> ImageSet:
-    found = data
-    if not isinstance(found, ImageSet):
+    images = data
+    if not isinstance(images, ImageSet):
         classes = not source.session.roles.values
-        found = read_images(
-            found,
+        images = read_images(
+            images,
             source.preprocessing,
             split,
             inputs=source.inputs,
@@ -142,16 +139,16 @@ def _read(source: FloatModel, data: Path | ImageSet, split: str) -> ImageSet:
             rule=None if source.metadata is None else source.metadata.training_split,
             named=() if source.metadata is None else source.metadata.class_names,
         )
-    missing = [name for name in list(source.inputs)[1:] if name not in found.others]
+    missing = [name for name in list(source.inputs)[1:] if name not in images.others]
     if missing:
         raise UsageError(
-            f"{found.source} has no arrays for the input {missing[0]}.",
+            f"{images.source} has no arrays for the input {missing[0]}.",
             f"The model's inputs are {', '.join(source.inputs)}.",
             "Save one array [N, ...] for each input, under its name, with numpy.savez.",
         )
     if source.metadata is None:
-        check_fits(source.session, found)
-    return found
+        check_fits(source.session, images)
+    return images
 
 
 def gate_of(options: QuantizeOptions) -> Gate:
@@ -176,12 +173,7 @@ def _checked(
     options: QuantizeOptions,
     progress: Progress,
 ) -> _QuantizationJob:
-    """Check the arguments.
-
-    Raises:
-        UsageError: one is wrong.
-        UnsupportedModelError: the file's operators are too old for the target.
-    """
+    """Check the arguments."""
     float_model.check_opset(options.precision, options.target)
     outputs = [] if output is None else [output, with_suffix_appended(output, REJECTED)]
     for file in outputs[:1]:
@@ -253,11 +245,7 @@ class _MeasuredModel:
 def _measured(
     job: _QuantizationJob, quantized: _QuantizedModel, progress: Progress
 ) -> _MeasuredModel:
-    """Measure a model, and describe it in its metadata.
-
-    Raises:
-        ArtefactError: nothing runs in the requested precision.
-    """
+    """Measure a model, and describe it in its metadata."""
     float_model, options, model = job.float_model, job.options, quantized.model
     outcome = float_model.outcome(model, job.splits.evaluation, progress)
     float_model.with_metadata(model, options.precision, _description(job, quantized, outcome))
@@ -297,11 +285,7 @@ def _description(
 def _finished(
     job: _QuantizationJob, quantized: _QuantizedModel, measured: _MeasuredModel
 ) -> QuantizationReport:
-    """Write the file.
-
-    Raises:
-        ParityError: it does not pass the gate, and is written under another name.
-    """
+    """Write the file. Raises ParityError if it does not pass the gate, and is written under another name."""
     passed, path = gate_of(job.options).passes(measured.outcome), job.output
     if path is not None and not passed:
         path = with_suffix_appended(path, REJECTED)
@@ -411,10 +395,7 @@ def sensitivity(
     data: Images | None = None,
     progress: Progress = silent,
 ) -> SensitivityReport:
-    """Rank layers and routing iterations by the error that each causes by itself in 8 bits.
-
-    Arguments and errors are those of `quantize`; only the table is written.
-    """
+    """Rank layers and routing iterations by the error of each alone in 8 bits; only writes the table."""
     with _prepared(model, calib_data, data, replace(options, ops="auto")) as (float_model, splits):
         float_model.check_opset("int8", options.target)
         warnings = float_model.check_reference(splits.evaluation, progress)
@@ -451,11 +432,7 @@ def _prepared(
 
 
 def _images(images: Images, float_model: FloatModel) -> Path | ImageSet:
-    """Images in a form that `split` accepts; pixels get the model's preprocessing.
-
-    Raises:
-        UsageError: arrays do not fit the model.
-    """
+    """Images in a form that `split` accepts; pixels get the model's preprocessing."""
     if isinstance(images, (str, Path)):
         return Path(images)
     if not isinstance(images, ImageSet):

@@ -129,9 +129,9 @@ def _best(h: Histogram, cost: Callable[[float, float], float]) -> Range:
     best, least = minmax(h), np.inf
     for share in np.linspace(1.0, 0.1, 91):
         low, high = (float(v) * float(share) for v in (min(h.low, 0.0), max(h.high, 0.0)))
-        found = cost(low, high)
-        if found < least * (1 - 1e-9):
-            best, least = (low, high), found
+        price = cost(low, high)
+        if price < least * (1 - 1e-9):
+            best, least = (low, high), price
     return best
 
 
@@ -144,11 +144,7 @@ METHODS: dict[str, Callable[[Histogram], Range]] = {
 
 
 def range_method(method: str) -> Callable[[Histogram], Range]:
-    """The method with a name.
-
-    Raises:
-        UsageError: there is no such method.
-    """
+    """The method with a name. Raises UsageError if there is no such method."""
     if method not in METHODS:
         raise UsageError(
             f"Unknown calibration method '{method}'.", "", f"Choose one of: {', '.join(METHODS)}."
@@ -214,11 +210,7 @@ class CalibrationTable:
         tensors: Iterable[str],
         path: Path | str,
     ) -> None:
-        """Refuse a table of another model, other data or another method, or one that lacks a tensor.
-
-        Raises:
-            ArtefactError: the table is stale or incomplete.
-        """
+        """Refuse a table of another model, other data or another method, or one that lacks a tensor."""
         _check_same("model", self.model_sha256, model_sha256, path)
         _check_same("method", self.method, method, path)
         _check_same("calibration data", self.data_sha256, data_sha256, path)
@@ -227,11 +219,7 @@ class CalibrationTable:
             raise _damaged(path, f"It has no entry for '{missing[0]}'")
 
     def save(self, path: Path | str) -> None:
-        """Write the table as JSON.
-
-        Raises:
-            UsageError: the path cannot be written.
-        """
+        """Write the table as JSON. Raises UsageError if the path cannot be written."""
         document: dict[str, Any] = {
             "schema": SCHEMA,
             "model_sha256": self.model_sha256,
@@ -257,12 +245,7 @@ class CalibrationTable:
 
     @classmethod
     def load(cls, path: Path | str) -> CalibrationTable:
-        """Read a table.
-
-        Raises:
-            UsageError: there is no such file.
-            ArtefactError: it is damaged or of another schema.
-        """
+        """Read a table."""
         try:
             document = decode(_TableDocument, json_documents.read(Path(path)))
             if document.schema != SCHEMA:

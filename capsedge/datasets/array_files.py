@@ -33,9 +33,6 @@ def check_bytes(path: Path, shape: Sequence[int], width: int = 1, stored: int | 
         shape: the shape that the file claims.
         width: bytes per element.
         stored: size of the file in bytes, if it is compressed.
-
-    Raises:
-        UsageError: the array is too large.
     """
     most = limits.ARRAY_BYTES
     if stored is not None:
@@ -73,8 +70,6 @@ class Arrays:
         names: names of the arrays.
 
     Args:
-        path: its name, for errors.
-        archive: its content.
         stored: its bytes.
     """
 
@@ -86,14 +81,7 @@ class Arrays:
         return name in self.names
 
     def read(self, name: str, count: int | None = None) -> NDArray[Any]:
-        """An array of numbers.
-
-        Args:
-            count: maximum number of entries along the first axis; None for all.
-
-        Raises:
-            UsageError: it is not there, damaged, too large, or of another type.
-        """
+        """An array of numbers, with at most ``count`` entries along the first axis."""
         try:
             with self._archive.member(f"{name}.npy") as member:
                 return read_array(self._path, member, name, self._stored, count)
@@ -102,14 +90,7 @@ class Arrays:
 
 
 def read_single(path: Path, count: int | None = None) -> NDArray[Any]:
-    """The array of an npy file.
-
-    Args:
-        count: maximum number of entries along the first axis; None for all.
-
-    Raises:
-        UsageError: the file is missing, damaged, too large, or of another type.
-    """
+    """The array of an npy file, with at most ``count`` entries along the first axis."""
     with open_regular_file(path) as file:
         return read_array(path, file, "the array", file_size(file), count)
 
@@ -120,12 +101,7 @@ def read_array(
     """One array of numbers in numpy's format.
 
     Args:
-        path, name: what it is called in errors.
         stored: bytes of the file that it is in.
-        count: as for `Arrays.read`.
-
-    Raises:
-        UsageError: it is damaged, too large, or of another type.
     """
     dtype, fortran, shape = header(path, member, name)
     partly = bool(shape) and count is not None and count < shape[0] and not fortran
@@ -134,8 +110,8 @@ def read_array(
     expected = check_bytes(path, shape, dtype.itemsize, stored)
     data = np.empty(expected, np.uint8)
     view, at = data.data, 0
-    while at < expected and (found := member.readinto(view[at : at + _CHUNK])):  # type: ignore[attr-defined]
-        at += found
+    while at < expected and (size := member.readinto(view[at : at + _CHUNK])):  # type: ignore[attr-defined]
+        at += size
     if at < expected:
         raise UsageError(f"{path} is incomplete.", f"'{name}' has {at:,} bytes of {expected:,}.")
     if not partly and member.read(1):  # also checks the sum of what was read
@@ -155,23 +131,23 @@ def header(path: Path, member: IO[bytes], name: str) -> tuple[np.dtype[Any], boo
     if length > _HEADER_BYTES:
         raise _foreign(path, name, f"its header has {length:,} bytes")
     text = member.read(length).decode("latin-1").strip()
-    found: dict[str, str] = {}
+    fields: dict[str, str] = {}
     at = 1
     while match := _FIELD.match(text, at):
         at = match.end()
-        found |= {key: value for key, value in match.groupdict().items() if value is not None}
-    if text[:1] != "{" or text[at:].strip() != "}" or len(found) != 3:
+        fields |= {key: value for key, value in match.groupdict().items() if value is not None}
+    if text[:1] != "{" or text[at:].strip() != "}" or len(fields) != 3:
         raise _foreign(path, name, "its header does not describe plain numbers")
-    sizes = [part for part in found["shape"].split(",") if part.strip()]
+    sizes = [part for part in fields["shape"].split(",") if part.strip()]
     matches = [_SIZE.fullmatch(part) for part in sizes]
     shape = tuple(int(match[1]) for match in matches if match)
     if len(shape) != len(sizes) or len(shape) > 8:
-        raise _foreign(path, name, f"its shape is ({found['shape'].strip()[:80]})")
+        raise _foreign(path, name, f"its shape is ({fields['shape'].strip()[:80]})")
     try:
-        dtype = np.dtype(found["descr"])
+        dtype = np.dtype(fields["descr"])
     except TypeError:  # a size that its kind of number does not come in
-        raise _foreign(path, name, f"its type is {found['descr']}") from None
-    return dtype, found["order"] == "True", shape
+        raise _foreign(path, name, f"its type is {fields['descr']}") from None
+    return dtype, fields["order"] == "True", shape
 
 
 def _foreign(path: Path, name: str, why: str) -> UsageError:
@@ -183,11 +159,7 @@ def _foreign(path: Path, name: str, why: str) -> UsageError:
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
-    """All arrays of an npz file by name, or the one of an npy file under the name ``array``.
-
-    Raises:
-        UsageError: the file is missing, damaged, too large, or of another format.
-    """
+    """All arrays of an npz file by name, or the one of an npy file under the name ``array``."""
     if path.suffix == ".npy":
         return {"array": read_single(path)}
     if path.suffix != ".npz":
@@ -201,14 +173,7 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def by_name(arrays: Mapping[str, Any], names: Sequence[str], label: str) -> list[Any]:
-    """Arrays in the order of a network's inputs; one array alone, or one called images, needs no name.
-
-    Args:
-        label: what the arrays are called in errors.
-
-    Raises:
-        UsageError: an input has no array.
-    """
+    """Arrays in the order of a network's inputs; one array alone, or one called images, needs no name."""
     if all(name in arrays for name in names):
         return [arrays[name] for name in names]
     if len(names) == 1 and (len(arrays) == 1 or "images" in arrays):
@@ -230,11 +195,7 @@ def _unreadable(path: Path, error: BadArchive) -> UsageError:
 
 @contextmanager
 def opened_arrays(path: Path) -> Iterator[Arrays]:
-    """The arrays of an npz file, while the block runs.
-
-    Raises:
-        UsageError: the file is missing or no archive.
-    """
+    """The arrays of an npz file, while the block runs."""
     with open_regular_file(path) as file:
         try:
             archive = Archive(file)
@@ -252,14 +213,7 @@ _MEMBERS = 1 << 16  # maximum for one gzip file; tools that can seek in it write
 
 
 def read(path: Path, count: int | None = None) -> NDArray[np.uint8]:
-    """Read an idx file of unsigned bytes.
-
-    Args:
-        count: maximum number of entries along the first axis; None for all.
-
-    Raises:
-        UsageError: the file is missing, damaged, too large, or holds another type.
-    """
+    """Read an idx file of unsigned bytes, with at most ``count`` entries along the first axis."""
     with open_regular_file(path) as file:
         stored = file_size(file)
         content = content_of(file, path)
@@ -287,9 +241,9 @@ def read(path: Path, count: int | None = None) -> NDArray[np.uint8]:
         if not packed and expected > stored:
             raise UsageError(f"{path} is incomplete.", f"{stored:,} bytes of {expected:,}.")
         data = np.empty(expected, np.uint8)
-        found = len(filled(content, data.data))
-        if found < expected:
-            raise UsageError(f"{path} is incomplete.", f"{found:,} bytes of {expected:,}.")
+        size = len(filled(content, data.data))
+        if size < expected:
+            raise UsageError(f"{path} is incomplete.", f"{size:,} bytes of {expected:,}.")
         if not partly and filled(content, bytearray(1)):
             raise UsageError(
                 f"{path} is not an idx file.", f"It has data after its {expected:,} bytes."
@@ -325,9 +279,9 @@ class Gunzip:
 
     def readinto(self, target: memoryview) -> int:
         """The next bytes, as many as fit or fewer; none at the end."""
-        found = self._some(len(target))
-        target[: len(found)] = found
-        return len(found)
+        data = self._some(len(target))
+        target[: len(data)] = data
+        return len(data)
 
     def _some(self, most: int) -> bytes:
         while True:
@@ -340,19 +294,19 @@ class Gunzip:
                     raise self._damaged(f"it has over {_MEMBERS:,} members")
                 self._member, self._remaining = zlib.decompressobj(wbits=31), rest
             packed = self._remaining or self._file.read(_IDX_CHUNK)
-            found = self._inflate(packed, most)
-            if found:
-                return found
+            data = self._inflate(packed, most)
+            if data:
+                return data
             if not packed and not self._member.eof:
                 raise self._damaged("it ends early")
 
     def _inflate(self, packed: bytes, most: int) -> bytes:
         try:
-            found = self._member.decompress(packed, most)
+            data = self._member.decompress(packed, most)
         except zlib.error as error:
             raise self._damaged(str(error)) from error
         self._remaining = self._member.unconsumed_tail
-        return found
+        return data
 
     def _damaged(self, why: str) -> UsageError:
         return UsageError(

@@ -40,11 +40,7 @@ class BadBatch(ValueError):
 
 
 def read(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Images ``[N, 32, 32, 3]`` and labels ``[N]`` of one batch.
-
-    Raises:
-        UsageError: the file is missing, damaged, too large or no such batch.
-    """
+    """Images ``[N, 32, 32, 3]`` and labels ``[N]`` of one batch."""
     with open_regular_file(path) as file:
         size = file_size(file)
         check_bytes(path, (size,))
@@ -62,11 +58,7 @@ def read(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
 
 
 def _rows_of(ended: SandboxResult) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """What the process returned: the number of rows, the labels and the pixels, or -1 and a refusal.
-
-    Raises:
-        BadBatch: the file is refused, or the process ended early.
-    """
+    """What the process returned: the number of rows, the labels and the pixels, or -1 and a refusal."""
     if ended.exit_code is None:
         raise BadBatch(f"reading it takes over {limits.CIFAR_SECONDS} s")
     head = ended.output.read(8)
@@ -106,11 +98,7 @@ def main() -> None:
 
 
 def _batch(values: Any) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """The rows ``[N, 3072]`` and labels ``[N]`` of a dictionary.
-
-    Raises:
-        BadBatch: it is no batch.
-    """
+    """The rows ``[N, 3072]`` and labels ``[N]`` of a dictionary. Raises BadBatch if it is no batch."""
     if type(values) is not dict:
         raise BadBatch("it is not a dictionary")
     data = values.get(b"data", values.get("data"))
@@ -153,11 +141,7 @@ class _Array:
         self.fill(shape, fortran, content)
 
     def fill(self, shape: Any, fortran: Any, content: Any) -> None:
-        """Set its content, if that fits.
-
-        Raises:
-            BadBatch: it does not.
-        """
+        """Set its content, if that fits."""
         if type(shape) is not tuple or not set(map(type, shape)) <= {int}:
             raise BadBatch("it has an array without a shape")
         if len(shape) != 2 or min(shape) < 0 or type(content) not in (bytes, bytearray):
@@ -203,10 +187,10 @@ _NAMES: dict[tuple[str, str], Any] = {
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        found = _NAMES.get((module.replace("numpy._core", "numpy.core"), name))
-        if found is None:
+        kind = _NAMES.get((module.replace("numpy._core", "numpy.core"), name))
+        if kind is None:
             raise BadBatch(f"it names {module[:80]}.{name[:80]}, which would run code")
-        return found
+        return kind
 
 
 if __name__ == "__main__":

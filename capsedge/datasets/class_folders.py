@@ -94,11 +94,7 @@ def classes_of(source: Path, split: str) -> tuple[Path, str]:
 
 
 def images_of(folder: Path) -> list[Path]:
-    """The images of a folder except hidden ones, sorted by name.
-
-    Raises:
-        UsageError: it cannot be read.
-    """
+    """The images of a folder except hidden ones, sorted by name. Raises UsageError if it cannot be read."""
     return [folder / name for name in list_folder(folder) if is_image_name(name)]
 
 
@@ -106,9 +102,6 @@ def images_below(folder: Path) -> list[Path]:
     """The images of a folder and its sub-folders except hidden ones, sorted by name.
 
     Folders that are links are not entered: they may lead in a circle. Links to images are followed.
-
-    Raises:
-        UsageError: a folder cannot be read.
     """
     inside = [folder / name for name in _folders_of(folder)]
     deeper = [file for each in inside if not each.is_symlink() for file in images_below(each)]
@@ -138,11 +131,7 @@ def _holds_folders(folder: Path) -> bool:
 
 
 def read_prepared(files: Sequence[Path], prep: Preprocessing) -> NDArray[np.float32]:
-    """Images prepared for a model's input ``[N, C, H, W]``.
-
-    Raises:
-        UsageError: an image cannot be read, or their total size is too large.
-    """
+    """Images prepared for a model's input ``[N, C, H, W]``."""
     shape = (len(files), prep.channels, prep.height, prep.width)
     _check_total(files, shape, 4)
     images = np.empty(shape, np.float32)
@@ -164,10 +153,6 @@ def read_classes(
     Returns:
         Pixels ``[N, H, W, C]``, classes ``[N]``, and the files' paths in the folder; empty if there are no
         such sub-folders.
-
-    Raises:
-        UsageError: images cannot be read, there is a sub-folder of another name, or their total size is too
-            large.
     """
     folders = _classes_in(folder)
     names = names or folders
@@ -177,25 +162,21 @@ def read_classes(
             f"The training classes are {', '.join(names[:10])}{', ...' if len(names) > 10 else ''}.",
             "Rename or remove that folder.",
         )
-    found = [
+    labelled = [
         (file, label)
         for label, name in enumerate(names)
         if name in folders
         for file in images_below(folder / name)
     ]
-    if count is not None and count < len(found):
-        found = [found[k * len(found) // count] for k in range(count)]
-    images = read_pixels([file for file, _ in found], prep)
-    paths = tuple(file.relative_to(folder).as_posix() for file, _ in found)
-    return images, np.array([label for _, label in found], np.int64), paths
+    if count is not None and count < len(labelled):
+        labelled = [labelled[k * len(labelled) // count] for k in range(count)]
+    images = read_pixels([file for file, _ in labelled], prep)
+    paths = tuple(file.relative_to(folder).as_posix() for file, _ in labelled)
+    return images, np.array([label for _, label in labelled], np.int64), paths
 
 
 def read_pixels(files: Sequence[Path], prep: Preprocessing) -> NDArray[np.uint8]:
-    """Pixels ``[N, H, W, C]`` of images, resized to a model's size and not prepared further.
-
-    Raises:
-        UsageError: images cannot be read, all of which are named; or their total size is too large.
-    """
+    """Pixels ``[N, H, W, C]`` of images, resized to a model's size and not prepared further."""
     plain = Preprocessing(prep.height, prep.width, prep.channels, scale=1.0, resize=prep.resize)
     shape = (len(files), prep.height, prep.width, prep.channels)
     _check_total(files, shape, 1)

@@ -52,14 +52,14 @@ def divided(images: ImageSet, rule: AnySplit) -> dict[str, ImageSet]:
         rule.part(checksum, int(label))
         for checksum, label in zip(images.checksums, images.classes, strict=True)
     ])  # fmt: skip
-    found: dict[str, ImageSet] = {}
+    sets: dict[str, ImageSet] = {}
     for name in ("train", "validation", "test"):
         part = replace(images.take(np.flatnonzero(parts == name)), split=name)
-        for other in found.values():
+        for other in sets.values():
             part = part.without(other)
         which = "trained on" if name == "train" else UNTRAINED
-        found[name] = replace(part, known=which, total=len(images))
-    return found
+        sets[name] = replace(part, known=which, total=len(images))
+    return sets
 
 
 def part_of(
@@ -76,11 +76,7 @@ def part_of(
 def marked(
     images: ImageSet, rule: AnySplit | None, checksums: Sequence[bytes] | None = None
 ) -> ImageSet:
-    """The images with what the rule tells about whether they trained the model.
-
-    Args:
-        checksums: of their pixels at the model's size, if the set holds something else.
-    """
+    """The images, marked by whether the rule had them train the model."""
     if rule is None or (checksums is None and images.images.dtype != np.uint8):
         return images
     checksums = images.checksums if checksums is None else checksums

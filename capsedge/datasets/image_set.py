@@ -175,13 +175,13 @@ class ImageSet:
 
     def _checksums(self, images: Iterable[NDArray[Any]]) -> list[bytes]:
         others = [self.others[name] for name in sorted(self.others)]
-        found = []
+        checksums = []
         for image, *rest in zip(images, *others, strict=True):
             total = hashlib.sha256(image.tobytes())
             for value in rest:
                 total.update(value.tobytes())
-            found.append(total.digest())
-        return found
+            checksums.append(total.digest())
+        return checksums
 
     def take(self, indices: NDArray[np.intp]) -> ImageSet:
         """Some of the images, in the order given."""
@@ -240,11 +240,7 @@ def from_iterable(images: Iterable[Any], prep: Preprocessing | None, limit: int 
 
 
 def check_finite(images: NDArray[Any], source: object) -> None:
-    """Refuse prepared images with values that are NaN or infinite.
-
-    Raises:
-        UsageError: there are such values.
-    """
+    """Refuse prepared images with values that are NaN or infinite."""
     if images.dtype.kind == "f" and not np.isfinite(images).all():
         bad = int((~np.isfinite(images)).reshape(len(images), -1).any(1).sum())
         raise UsageError(

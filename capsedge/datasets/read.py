@@ -67,8 +67,8 @@ def read_images(
     source = Path(source)
     if not os.path.lexists(source):
         raise UsageError(f"There is no {source}.", "", "Pass a folder or a file with images.")
-    found = identify_path(source)
-    key = "folder" if path_kind(source) == FOLDER else "" if found is None else found.key
+    kind = identify_path(source)
+    key = "folder" if path_kind(source) == FOLDER else "" if kind is None else kind.key
     if key and key not in _DATA:
         raise _no_data(source)
     whole = None if rule is not None else limit  # a rule divides all of a file's images
@@ -140,8 +140,8 @@ def read_split(
         part = _by_rule(source, split, prep, limit, rule, named)
         if part is not None and len(part):
             return part
-    given = _declared(source, split, prep, limit, named)
-    return given if split == "train" else marked(given, rule)
+    images = _declared(source, split, prep, limit, named)
+    return images if split == "train" else marked(images, rule)
 
 
 def _states(source: Path, split: str, prep: Preprocessing, named: Sequence[str]) -> bool:
@@ -180,10 +180,10 @@ def _declared(
     source: Path, split: str, prep: Preprocessing, limit: int | None, named: Sequence[str]
 ) -> ImageSet:
     """One split as the data state it, without any rule."""
-    found = identify_path(source) if os.path.lexists(source) else None
-    if source.suffix == ".npz" or (found is not None and found.key == "npz"):
+    kind = identify_path(source) if os.path.lexists(source) else None
+    if source.suffix == ".npz" or (kind is not None and kind.key == "npz"):
         return _labelled(_archive(source, limit, prep, {}))
-    if found is not None and path_kind(source) != FOLDER:
+    if kind is not None and path_kind(source) != FOLDER:
         raise _no_data(source)
     names = list_folder(source)
     for ending in (".gz", ""):
@@ -212,8 +212,8 @@ def _declared(
 
 def _numbered(source: Path, named: Sequence[str]) -> tuple[str, ...]:
     """The classes of a folder in the order of their numbers."""
-    found = class_names(source)
-    return tuple(named) if set(found) <= set(named) else found
+    classes = class_names(source)
+    return tuple(named) if set(classes) <= set(named) else classes
 
 
 def _no_classes(source: Path, inside: Path, split: str) -> UsageError:
@@ -227,16 +227,16 @@ def _no_classes(source: Path, inside: Path, split: str) -> UsageError:
             f"Arrange them as {layout}; or save an npz file with 'images' and 'labels' "
             "(docs/reference/data.md).",
         )
-    given = sorted(
+    listed = sorted(
         n
         for n in list_folder(source)
         if n.split(".")[0].split("_")[0] in SPLITS or n.startswith("smallnorb-")
     )
-    if inside == source and given:
+    if inside == source and listed:
         names = " or ".join(NAMES[split][:2])
         return UsageError(
             f"{source} has no {split} images.",
-            f"It holds {', '.join(given)}.",
+            f"It holds {', '.join(listed)}.",
             f"Add {names}, in the same format (docs/reference/data.md).",
         )
     return UsageError(
@@ -292,14 +292,14 @@ def _named(source: Path, arrays: array_files.Arrays, inputs: list[str]) -> list[
     """The names of the arrays for the model's inputs: their own, or for a single one ``images``, or any."""
     if inputs and all(name in arrays for name in inputs):
         return inputs
-    given = [name for name in arrays.names if name != "labels"]
+    names = [name for name in arrays.names if name != "labels"]
     if len(inputs) > 1:
         raise UsageError(
             f"{source} does not have an array for every input of the model.",
-            f"It has {', '.join(given) or 'none'}; the inputs are {', '.join(inputs)}.",
+            f"It has {', '.join(names) or 'none'}; the inputs are {', '.join(inputs)}.",
             "Save the arrays under the names of the inputs with numpy.savez.",
         )
-    return given if inputs and len(given) == 1 else ["images"]
+    return names if inputs and len(names) == 1 else ["images"]
 
 
 def as_images(
@@ -307,11 +307,7 @@ def as_images(
     prep: Preprocessing | None,
     inputs: Mapping[str, str],
 ) -> ImageSet:
-    """Arrays as `read_images` reads them from files: one for a single input, or one by the name of each.
-
-    Raises:
-        UsageError: an array is missing or unknown, or does not fit the model.
-    """
+    """Arrays as `read_images` reads them from files: one for a single input, or one by the name of each."""
     named = dict(images) if isinstance(images, Mapping) else {next(iter(inputs), "images"): images}
     if set(named) != set(inputs):
         raise UsageError(
@@ -332,11 +328,7 @@ def _checked(
     prep: Preprocessing | None,
     inputs: Mapping[str, str] | None,
 ) -> ImageSet:
-    """The set, if its arrays are pixels that can be prepared, or prepared.
-
-    Raises:
-        UsageError: they are neither.
-    """
+    """The set, if its arrays are pixels that can be prepared, or prepared."""
     images = data.images
     takes = next(iter((inputs or {}).values()), "")
     if prep is not None or not inputs:
@@ -371,11 +363,11 @@ _PREPARED = "Save arrays in the model's layout, such as floats [N, C, H, W], as 
 
 
 def _no_data(source: Path) -> UsageError:
-    found = identify_path(source)
-    assert found is not None
-    fix, command = found.advice(source)
+    kind = identify_path(source)
+    assert kind is not None
+    fix, command = kind.advice(source)
     return UsageError(
-        f"{source} is {found.name}.",
+        f"{source} is {kind.name}.",
         "Data can be folders of images, npz, npy or idx files (docs/reference/data.md).",
         fix,
         command=command,
@@ -414,11 +406,11 @@ def _images(
     chosen = files[:limit]
     images = read_prepared(chosen, prep)
     names = tuple(file.name for file in chosen)
-    found = ImageSet(source.name, images, names=names, whole=len(chosen) == len(files))
+    image_set = ImageSet(source.name, images, names=names, whole=len(chosen) == len(files))
     if rule is None:
-        return found
+        return image_set
     pixels = ImageSet(source.name, read_pixels(chosen, prep))  # a rule knows images by these
-    return marked(found, rule, pixels.checksums)
+    return marked(image_set, rule, pixels.checksums)
 
 
 def _idx(source: Path, limit: int | None) -> ImageSet:

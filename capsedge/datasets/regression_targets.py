@@ -68,17 +68,17 @@ def read_targets(
 
 def _of_archive(path: Path, images: int, values: int, limit: int | None) -> NDArray[np.float64]:
     with array_files.opened_arrays(path) as arrays:
-        found = arrays.read("targets", limit)
-    if found.dtype.kind not in "fiu" or found.shape != (images, values):
+        targets = arrays.read("targets", limit)
+    if targets.dtype.kind not in "fiu" or targets.shape != (images, values):
         raise UsageError(
-            f"{path}: 'targets' is {found.dtype} {list(found.shape)}.",
+            f"{path}: 'targets' is {targets.dtype} {list(targets.shape)}.",
             f"It must hold numbers [{images}, {values}], one row of values per image.",
         )
-    if not np.isfinite(found).all():
+    if not np.isfinite(targets).all():
         raise UsageError(
             f"{path}: 'targets' has values that are NaN or infinite.", "", "Leave those images out."
         )
-    return found.astype(np.float64)
+    return targets.astype(np.float64)
 
 
 def _of_table(
@@ -205,11 +205,7 @@ def _check_shapes(data: ImageSet, preprocessing: Preprocessing) -> None:
 
 
 def typical_images(data: Typical | None) -> Callable[[Preprocessing], TypicalInput] | None:
-    """`typical_input_from` for a preprocessing that is not known yet; None without data.
-
-    Raises:
-        UsageError: there is no such file, said before any work.
-    """
+    """`typical_input_from` for a preprocessing that is not known yet; None without data."""
     if data is None:
         return None
     if not isinstance(data, (TypicalInput, np.ndarray, ImageSet)):
@@ -217,17 +213,13 @@ def typical_images(data: Typical | None) -> Callable[[Preprocessing], TypicalInp
         if not os.path.lexists(path):
             raise UsageError(f"There is no {path}.", "", "Pass a folder or a file with images.")
         data = Path(path)
-    given = data
-    return functools.cache(lambda preprocessing: typical_input_from(given, preprocessing))
+    source = data
+    return functools.cache(lambda preprocessing: typical_input_from(source, preprocessing))
 
 
 def with_typical_images(description: Description | None) -> Description:
-    """A description whose ``typical`` images become the criterion once the preprocessing is known.
-
-    Raises:
-        UsageError: there is no such file, said before any work.
-    """
-    found = description or Description()
-    if found.typical is None or callable(found.typical):
-        return found
-    return replace(found, typical=typical_images(found.typical))
+    """A description whose ``typical`` images become the criterion once the preprocessing is known."""
+    base = description or Description()
+    if base.typical is None or callable(base.typical):
+        return base
+    return replace(base, typical=typical_images(base.typical))

@@ -48,25 +48,22 @@ def read(path: Path, count: int | None = None) -> tuple[NDArray[np.uint8], NDArr
 
     Returns:
         Images ``[N, 48, 48, 2]`` and classes ``[N]``, from 0 to 4.
-
-    Raises:
-        UsageError: a file is missing, damaged, too large or of another format.
     """
     with open_regular_file(path) as file:
         content = content_of(file, path)
         shape = _header(content, path, _BYTES)
         if len(shape) != 4 or shape[1:] != _PAIR:
             raise _foreign(path, f"its shape is {list(shape)}")
-        found = shape[0] if count is None else min(count, shape[0])
+        total = shape[0] if count is None else min(count, shape[0])
         stored = file_size(file) if isinstance(content, Gunzip) else None
-        check_bytes(path, (found, *_PAIR), 1, stored)
-        images = np.empty((found, _HALF, _HALF, 2), np.uint8)
-        for start in range(0, found, _AT_ONCE):
-            some = min(_AT_ONCE, found - start)
+        check_bytes(path, (total, *_PAIR), 1, stored)
+        images = np.empty((total, _HALF, _HALF, 2), np.uint8)
+        for start in range(0, total, _AT_ONCE):
+            some = min(_AT_ONCE, total - start)
             pairs = _values(content, path, (some, *_PAIR), np.dtype(np.uint8))
             fours = pairs.reshape(some, 2, _HALF, 2, _HALF, 2).astype(np.uint16).sum((3, 5))
             images[start : start + some] = ((fours + 2) // 4).transpose(0, 2, 3, 1)
-    return images, _classes(path, shape[0])[:found]
+    return images, _classes(path, shape[0])[:total]
 
 
 def _classes(path: Path, count: int) -> NDArray[np.int64]:
@@ -86,14 +83,10 @@ def _classes(path: Path, count: int) -> NDArray[np.int64]:
 
 
 def _header(content: _Content, path: Path, magic: int) -> tuple[int, ...]:
-    """The sizes along the axes.
-
-    Raises:
-        UsageError: it is no such file.
-    """
+    """The sizes along the axes. Raises UsageError if it is no such file."""
     head = _bytes(content, path, 8)
-    found, axes = struct.unpack("<2I", head)
-    if found != magic or not 1 <= axes <= 4:
+    number, axes = struct.unpack("<2I", head)
+    if number != magic or not 1 <= axes <= 4:
         raise _foreign(path, f"it begins with {head.hex(' ')}")
     sizes = struct.unpack(f"<{max(3, axes)}I", _bytes(content, path, 4 * max(3, axes)))
     return sizes[:axes]
@@ -107,12 +100,12 @@ def _values(
 
 
 def _bytes(content: _Content, path: Path, expected: int) -> bytes:
-    found = bytes(filled(content, bytearray(expected)))
-    if len(found) < expected:
+    data = bytes(filled(content, bytearray(expected)))
+    if len(data) < expected:
         raise UsageError(
-            f"{path} is incomplete.", f"{len(found):,} bytes of {expected:,}.", "Get a new copy."
+            f"{path} is incomplete.", f"{len(data):,} bytes of {expected:,}.", "Get a new copy."
         )
-    return found
+    return data
 
 
 def _foreign(path: Path, why: str) -> UsageError:

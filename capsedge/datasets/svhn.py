@@ -42,28 +42,21 @@ def file_of(names: Iterable[str], split: str) -> str:
 
 
 def read(path: Path, count: int | None = None) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Images ``[N, 32, 32, 3]`` and the digits on them ``[N]``, from 0 to 9.
-
-    Args:
-        count: the first so many; all with None.
-
-    Raises:
-        UsageError: the file is missing, damaged, too large or of another format.
-    """
+    """Images ``[N, 32, 32, 3]`` and their digits ``[N]`` from 0 to 9; the first ``count``."""
     try:
         with open_regular_file(path) as file:
-            found = _arrays(file, path)
+            arrays = _arrays(file, path)
     except (_Damaged, zlib.error) as error:
         raise UsageError(
             f"{path} is not a file of SVHN.",
             f"{str(error)[:1].upper()}{str(error)[1:]}.",
             "Get the files train_32x32.mat and test_32x32.mat again.",
         ) from error
-    images, digits = found["X"], found["y"].reshape(-1)
+    images, digits = arrays["X"], arrays["y"].reshape(-1)
     if images.dtype != np.uint8 or images.shape[:-1] != _PIXELS or images.shape[-1] != len(digits):
         raise UsageError(
             f"{path} is not a file of SVHN.",
-            f"X is {images.dtype} {list(images.shape)}, y {list(found['y'].shape)}.",
+            f"X is {images.dtype} {list(images.shape)}, y {list(arrays['y'].shape)}.",
             "Get the files train_32x32.mat and test_32x32.mat again.",
         )
     if len(digits) and not bool(np.isin(digits, np.arange(1, 11)).all()):
@@ -73,20 +66,15 @@ def read(path: Path, count: int | None = None) -> tuple[NDArray[np.uint8], NDArr
 
 
 def _arrays(file: BufferedReader, path: Path) -> dict[str, NDArray[np.generic]]:
-    """The arrays ``X`` and ``y``.
-
-    Raises:
-        _Damaged: one is missing, or the file is of another format.
-        UsageError: they are too large.
-    """
+    """The arrays ``X`` and ``y``."""
     head = file.read(_HEADER)
     if len(head) < _HEADER or head[124:] != _VERSION:
         raise _Damaged("it does not begin as a little-endian MATLAB file of version 5")
-    found: dict[str, NDArray[np.generic]] = {}
+    arrays: dict[str, NDArray[np.generic]] = {}
     stored = file_size(file)
     for _ in range(_ELEMENTS):
         tag = file.read(8)
-        if not tag or {"X", "y"} <= found.keys():
+        if not tag or {"X", "y"} <= arrays.keys():
             break
         if len(tag) < 8:
             raise _Damaged("it ends in an element")
@@ -102,11 +90,11 @@ def _arrays(file: BufferedReader, path: Path) -> dict[str, NDArray[np.generic]]:
         if kind == _MATRIX:
             name, array = _array(content, path, stored)
             if array is not None:
-                found[name] = array
+                arrays[name] = array
         file.seek(end)
-    if missing := {"X", "y"} - found.keys():
+    if missing := {"X", "y"} - arrays.keys():
         raise _Damaged(f"it has no array {min(missing)}")
-    return found
+    return arrays
 
 
 @dataclass
@@ -123,11 +111,7 @@ class _Content:
     packed: zlib._Decompress | None = None
 
     def take(self, count: int) -> bytearray:
-        """The next bytes.
-
-        Raises:
-            _Damaged: there are fewer.
-        """
+        """The next bytes. Raises _Damaged if there are fewer."""
         target = bytearray()  # grows with what there is, whatever the file claims
         while len(target) < count:
             some = self._some(min(_MOST, count - len(target)))
@@ -142,20 +126,16 @@ class _Content:
             self.left -= len(some)
             return some
         while True:
-            given = self.packed.unconsumed_tail
-            if not given:
-                given = self.file.read(min(_MOST, self.left))
-                self.left -= len(given)
-            some = self.packed.decompress(given, most)
-            if some or not given:
+            packed = self.packed.unconsumed_tail
+            if not packed:
+                packed = self.file.read(min(_MOST, self.left))
+                self.left -= len(packed)
+            some = self.packed.decompress(packed, most)
+            if some or not packed:
                 return some
 
     def element(self, most: int) -> tuple[int, bytearray]:
-        """The type and the bytes of the next element, which has at most so many.
-
-        Raises:
-            _Damaged: it has more.
-        """
+        """The type and the bytes of the next element, which has at most so many."""
         first, second = struct.unpack("<2I", self.take(8))
         if first >> 16:  # up to four bytes stand in the place of the size
             return first & 0xFFFF, bytearray(struct.pack("<I", second)[: min(4, first >> 16)])

@@ -30,13 +30,10 @@ def compile_models(
 
     Returns:
         The path and bytes of each model's WebAssembly, by the model's path.
-
-    Raises:
-        EnvironmentProblem: the compiler fails.
     """
     from capsedge.exporters.c.wasm import compile_network
 
-    found = {}
+    compiled = {}
     for path, data in models.items():
         place = PurePosixPath(path)
         try:
@@ -44,8 +41,8 @@ def compile_models(
         except (UnsupportedModelError, ArtefactError, UsageError) as error:
             note(f"{place.stem} runs in ONNX Runtime, as it cannot be compiled: {error.why}")
             continue
-        found[path] = (str(place.with_suffix(".wasm")), network.data)
-    return found
+        compiled[path] = (str(place.with_suffix(".wasm")), network.data)
+    return compiled
 
 
 def note_without_extra(runtime_bytes: int, note: Callable[[str], None]) -> None:

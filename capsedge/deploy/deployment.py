@@ -247,12 +247,7 @@ def described(model: TritonModel) -> str:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a deployed folder.
-
-    Raises:
-        UsageError: it cannot be read.
-        Malformed: it is not a manifest.
-    """
+    """The manifest of a deployed folder."""
     with reading.open_regular_file(folder / MANIFEST) as file:
         document = parse(file.read(limits.JSON_BYTES + 1).decode(errors="replace"))
     return decode(dict[str, Any], document)

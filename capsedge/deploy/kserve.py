@@ -96,8 +96,8 @@ def deploy_kserve(
         ArtefactError: the folder was not written by `deploy_triton`.
 
     Example:
-        >>> made = capsedge.deploy_kserve("repository/", "service.yaml", storage="s3://models/digits")
-        >>> made.name
+        >>> deployment = capsedge.deploy_kserve("repository/", "service.yaml", storage="s3://models/digits")
+        >>> deployment.name
         'digits-dynamic'
     """
     folder = as_path(repository, "the path of a model repository")
@@ -157,23 +157,19 @@ def _read(folder: Path) -> tuple[str, str, list[_ModelSpec]]:
         if values.get("kind") != KIND:
             raise MalformedJson("it describes another kind of folder")
         mount, architecture = (decode(str, values.get(k), k) for k in ("mount", "architecture"))
-        found = decode(list[_ModelSpec], values.get("models"), "models")
-        _check_models(found)
+        models = decode(list[_ModelSpec], values.get("models"), "models")
+        _check_models(models)
     except (MalformedJson, UsageError) as error:
         raise ArtefactError(
             f"{folder} is not a model repository written by capsedge.",
             f"Its {MANIFEST} cannot be used: {error}",
             "Write the folder with `capsedge deploy triton`.",
         ) from error
-    return mount, architecture, found
+    return mount, architecture, models
 
 
 def _check_models(models: Sequence[_ModelSpec]) -> None:
-    """Refuse models that `deploy_triton` would not have listed.
-
-    Raises:
-        MalformedJson: there is no model, or one that it would not have listed.
-    """
+    """Refuse models that `deploy_triton` would not have listed."""
     own = {m.name for m in models if not m.twin_of}
     if not own or len({m.name for m in models}) < len(models):
         raise MalformedJson("its models do not have distinct names")

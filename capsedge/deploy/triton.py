@@ -184,23 +184,23 @@ def _running(serving: TritonSettings, most: int, gpu: int | None) -> dict[str, A
     group["kind"] = Symbol("KIND_CPU" if gpu is None else "KIND_GPU")
     if gpu is not None:
         group["gpus"] = gpu
-    found: dict[str, Any] = {"instance_group": group}
+    settings: dict[str, Any] = {"instance_group": group}
     if most > 1:
         sizes = [size for size in serving.preferred_batches if size <= most]
-        found["dynamic_batching"] = {
+        settings["dynamic_batching"] = {
             "preferred_batch_size": sizes,
             "max_queue_delay_microseconds": serving.queue_delay,
         }
-    return found
+    return settings
 
 
 def _port(port: Port, most: int) -> dict[str, Any]:
-    found: dict[str, Any] = {"name": port.name, "data_type": Symbol(TYPES[port.dtype])}
+    entry: dict[str, Any] = {"name": port.name, "data_type": Symbol(TYPES[port.dtype])}
     sizes = dims(port, most > 0)
-    found["dims"] = sizes or [1]
+    entry["dims"] = sizes or [1]
     if not sizes and most:  # one number per row: Triton does not accept empty dims
-        found["reshape"] = {}
-    return found
+        entry["reshape"] = {}
+    return entry
 
 
 def _warmups(model: ServerModel, most: int) -> Iterator[tuple[str, str, int, ServerModel, Arrays]]:
@@ -267,12 +267,12 @@ def deploy_triton(
         ArtefactError: a file is damaged.
 
     Example:
-        >>> made = capsedge.deploy_triton("digits-dynamic", "repository/")
-        >>> [model.name for model in made.models]
+        >>> deployment = capsedge.deploy_triton("digits-dynamic", "repository/")
+        >>> [model.name for model in deployment.models]
         ['digits-dynamic', 'digits-dynamic-portable']
     """
-    given = [models] if isinstance(models, (str, os.PathLike)) else list(models)
-    paths = [str(as_path(path, MODEL)) for path in given]
+    names = [models] if isinstance(models, (str, os.PathLike)) else list(models)
+    paths = [str(as_path(path, MODEL)) for path in names]
     target = as_path(output, "the path of a folder to write")
     gpu = None if options.device is None else parse_device(options.device)
     _check(paths, options.ops, gpu)
@@ -290,27 +290,27 @@ def deploy_triton(
             note(notes[-1])
 
     contents: Contents = {}
-    found: list[TritonModel] = []
+    served: list[TritonModel] = []
     for one in folders(paths):
         model = read_server_model(one.name, one.file, options.ops, gpu is not None, noted)
         if isinstance(model, ServerEngine):
-            found.append(_add_engine(contents, model, serving, options.device, noted))
+            served.append(_add_engine(contents, model, serving, options.device, noted))
         else:
-            found += _add_model(contents, model, serving, options.mount)
-    architecture = platform.machine() if any(map(_uses_library, found)) else ""
+            served += _add_model(contents, model, serving, options.mount)
+    architecture = platform.machine() if any(map(_uses_library, served)) else ""
     files = [listed(path, contents[path]) for path in sorted(contents)]
-    made = TritonDeployment(
-        target, options.mount, architecture, tuple(found), tuple(files), tuple(notes)
+    deployment = TritonDeployment(
+        target, options.mount, architecture, tuple(served), tuple(files), tuple(notes)
     )
-    manifest = _manifest(made)
+    manifest = _manifest(deployment)
     write_folder(target, {**contents, MANIFEST: manifest}, earlier)
     return TritonDeployment(
         target,
         options.mount,
         architecture,
-        made.models,
+        deployment.models,
         (*files, listed(MANIFEST, manifest)),
-        made.notes,
+        deployment.notes,
     )
 
 
@@ -329,11 +329,11 @@ def _add_model(
     contents: Contents, model: ServerModel, serving: TritonSettings, mount: str
 ) -> list[TritonModel]:
     """Add a model, and its portable twin if it gets one."""
-    found = [_add_variant(contents, model, model.name, serving, mount)]
+    served = [_add_variant(contents, model, model.name, serving, mount)]
     if model.twin:
         twin = _add_variant(contents, model, f"{model.name}{TWIN}", serving, "")
-        found.append(replace(twin, twin_of=model.name))
-    return found
+        served.append(replace(twin, twin_of=model.name))
+    return served
 
 
 def _add_variant(
@@ -398,16 +398,16 @@ def _uses_library(model: TritonModel) -> bool:
     return (model.backend, model.ops) == ("onnxruntime", "fused")
 
 
-def _manifest(made: TritonDeployment) -> bytes:
+def _manifest(deployment: TritonDeployment) -> bytes:
     document: dict[str, Any] = {
         "schema": MANIFEST_SCHEMA,
         "kind": KIND,
-        "mount": made.mount,
-        "architecture": made.architecture,
+        "mount": deployment.mount,
+        "architecture": deployment.architecture,
         "models": [
             {"name": m.name, "device": m.device, "ops": m.ops, "twin_of": m.twin_of}
-            for m in made.models
+            for m in deployment.models
         ],
-        "files": {f.path: {"bytes": f.bytes, "sha256": f.sha256} for f in made.files},
+        "files": {f.path: {"bytes": f.bytes, "sha256": f.sha256} for f in deployment.files},
     }
     return json.dumps(document, indent=1).encode()

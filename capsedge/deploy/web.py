@@ -69,29 +69,18 @@ def page_models(
         models: ONNX files, or names of the zoo.
         iterations: the numbers of routing iterations with which to export a model of the zoo; by default 1 up
             to the model's own.
-        note: told remarks for the user.
-
-    Raises:
-        UsageError: there is no such file or model.
-        UnsupportedModelError: the page cannot run a file.
-        ArtefactError: a file is damaged.
     """
-    found: list[PageModel] = []
+    listed: list[PageModel] = []
     for name in models:
         if zoo.zoo_model(name) is None:
-            found.append(_read(Path(name), Path(name).stem))
+            listed.append(_read(Path(name), Path(name).stem))
         else:
-            found += _of_zoo(name, iterations, note)
-    return found
+            listed += _of_zoo(name, iterations, note)
+    return listed
 
 
 def check_name(name: str) -> None:
-    """Refuse a name that is neither a model of the zoo nor a file.
-
-    Raises:
-        UsageError: it is neither.
-        ArtefactError: the file is empty or too large.
-    """
+    """Refuse a name that is neither a model of the zoo nor a file."""
     if zoo.zoo_model(name) is not None:
         return
     path = Path(name)
@@ -196,11 +185,11 @@ def grouped(models: Sequence[PageModel]) -> list[tuple[str, Files]]:
         if model.metadata.iterations in groups.get(key, ()):
             key = number  # a file with the same number of iterations is another choice
         groups.setdefault(key, {})[model.metadata.iterations] = model
-    found: list[tuple[str, Files]] = []
+    named: list[tuple[str, Files]] = []
     for group in groups.values():
-        name = unused(_common_name([m.name for m in group.values()]), [n for n, _ in found])
+        name = unused(_common_name([m.name for m in group.values()]), [n for n, _ in named])
         several = len(group) > 1
-        found.append(
+        named.append(
             (
                 name,
                 [
@@ -209,7 +198,7 @@ def grouped(models: Sequence[PageModel]) -> list[tuple[str, Files]]:
                 ],
             )
         )
-    return found
+    return named
 
 
 def _identity(model: PageModel) -> object:
@@ -233,10 +222,10 @@ def _common_name(names: Sequence[str]) -> str:
 def unused(name: str, used: Sequence[str]) -> str:
     """The name, with a number if another model already has it."""
     lower = {other.lower() for other in used}
-    found, number = name, 2
-    while found.lower() in lower:
-        found, number = f"{name}.{number}", number + 1
-    return found
+    free, number = name, 2
+    while free.lower() in lower:
+        free, number = f"{name}.{number}", number + 1
+    return free
 
 
 # --- ``capsedge.deploy_web`` ---
@@ -275,12 +264,12 @@ def deploy_web(
         EnvironmentProblem: the page was not built in this checkout, or the disk is full.
 
     Example:
-        >>> made = capsedge.deploy_web("digits-dynamic", "digits/")
-        >>> [model.name for model in made.models]
+        >>> deployment = capsedge.deploy_web("digits-dynamic", "digits/")
+        >>> [model.name for model in deployment.models]
         ['digits-dynamic']
     """
-    chosen = [models] if isinstance(models, (str, os.PathLike)) else list(models)
-    paths = [str(as_path(path, MODEL)) for path in chosen]
+    names = [models] if isinstance(models, (str, os.PathLike)) else list(models)
+    paths = [str(as_path(path, MODEL)) for path in names]
     target = as_path(output, "the path of a folder to write")
     _check(paths, iterations)
     for path in paths:
@@ -390,23 +379,19 @@ def _check(models: Sequence[str], iterations: Sequence[int] | None) -> None:
 
 
 def built_page() -> dict[str, Path]:
-    """The files of the page that ``make web`` builds, by name.
-
-    Raises:
-        EnvironmentProblem: they are not in this installation.
-    """
-    found = {
+    """The files of the page that ``make web`` builds, by name."""
+    files = {
         path.relative_to(SITE).as_posix(): path
         for path in sorted(SITE.rglob("*"))
         if path.is_file()
     }
-    if "index.html" not in found or WORKER not in found:
+    if "index.html" not in files or WORKER not in files:
         raise EnvironmentProblem(
             "The page is not in this installation.",
             f"{SITE} is built from capsedge/runtime/web/page, which needs Node.js 20.19 or later.",
             "Run `make web` in the checkout, or install a wheel of capsedge.",
         )
-    return found
+    return files
 
 
 def _manifest(

@@ -31,29 +31,21 @@ from capsedge.spec.vocabularies import REGRESSION
 def network(
     family: Family, weights: Weights, choices: ImportChoices, notes: list[str]
 ) -> CapsuleModel:
-    """The network with its weights, in evaluation mode.
-
-    Args:
-        notes: receives remarks on what was assumed.
-
-    Raises:
-        UsageError: choices are missing (the error names all of them), or one does not fit.
-        ArtefactError: the weights do not match the configuration, or are not finite.
-    """
+    """The network with its weights, in evaluation mode; ``notes`` receives what was assumed."""
     names = family.names(weights.tensors)
     tensors = {names[name]: tensor for name, tensor in weights.tensors.items()}
     choices = replace(choices, stored=weights.config)
     config = _configured(family, family.fit(weights).sizes, choices, notes)
     _check_inverse_temperature(family, config, choices.inverse_temperature)
     try:
-        made = family.convert(tensors, config)
+        arrays = family.convert(tensors, config)
     except ValueError as error:  # shapes not covered by any pattern
         raise ArtefactError(
             f"The weights do not form a network of the family {family.name}.",
             f"{str(error)[:1].upper()}{str(error)[1:]}.",
             "Check --size, --map and the file.",
         ) from error
-    broken = [name for name, tensor in made.items() if not np.isfinite(tensor).all()]
+    broken = [name for name, tensor in arrays.items() if not np.isfinite(tensor).all()]
     if broken:
         raise ArtefactError(
             "The weights are not all numbers.",
@@ -63,16 +55,18 @@ def network(
     with torch.device("meta"):
         state = build(config).state_dict()
     wanted = {k: tuple(v.shape) for k, v in without_counters(state).items()}
-    wrong = [k for k in {**wanted, **made} if wanted.get(k) != getattr(made.get(k), "shape", None)]
+    wrong = [
+        k for k in {**wanted, **arrays} if wanted.get(k) != getattr(arrays.get(k), "shape", None)
+    ]
     if wrong:
-        has = list(made[wrong[0]].shape) if wrong[0] in made else "missing"
+        has = list(arrays[wrong[0]].shape) if wrong[0] in arrays else "missing"
         raise ArtefactError(
             f"The weights do not form a network of the family {family.name}.",
             f"'{wrong[0]}' is {has}, wanted {list(wanted.get(wrong[0], ()))}.",
             "Check --size, --map and the file.",
         )
     model = build(config)
-    ready = {k: torch.from_numpy(np.array(v, order="C")) for k, v in made.items()}
+    ready = {k: torch.from_numpy(np.array(v, order="C")) for k, v in arrays.items()}
     model.load_state_dict(ready, strict=False)  # everything except batch counters is present
     return model.eval()
 
@@ -80,11 +74,7 @@ def network(
 def _configured(
     family: Family, sizes: Sizes, choices: ImportChoices, notes: list[str]
 ) -> ModelConfig:
-    """The configuration.
-
-    Raises:
-        UsageError: choices are missing, or one does not fit.
-    """
+    """The configuration. Raises UsageError if choices are missing, or one does not fit."""
     try:
         return family.configure(family, sizes, choices, notes)
     except MissingChoice:
@@ -92,22 +82,20 @@ def _configured(
 
 
 def questions(family: Family, sizes: Sizes, choices: ImportChoices) -> list[MissingChoice]:
-    """The choices that the file leaves open, up to the first that does not fit; stand-ins replace those not
-    made.
-    """
-    found: list[MissingChoice] = []
+    """The choices that the file leaves open, up to the first misfit; stand-ins replace open ones."""
+    questions: list[MissingChoice] = []
     while True:
         try:
             family.configure(family, sizes, choices, [])
         except MissingChoice as missing:
-            found.append(missing)
+            questions.append(missing)
             if not missing.assumed:
-                return found
+                return questions
             choices = _with(choices, missing.assumed)
         except CapsedgeError:
-            return found
+            return questions
         else:
-            return found
+            return questions
 
 
 def _with(choices: ImportChoices, assumed: Mapping[str, Any]) -> ImportChoices:
@@ -130,11 +118,7 @@ def _check_inverse_temperature(family: Family, config: ModelConfig, choice: floa
 
 
 def read_data(data: Path | str, config: ModelConfig, limit: int) -> ImageSet:
-    """Images with classes, or with values for a regression.
-
-    Raises:
-        UsageError: they cannot be read, or have neither.
-    """
+    """Images with classes, or with values for a regression."""
     prep = config.preprocessing
     if config.task == REGRESSION and config.outputs is not None:
         return read_targets(data, prep, config.outputs.names, limit)
@@ -156,22 +140,18 @@ def chosen_by_data(
     limit: int,
     notes: list[str],
 ) -> tuple[Identified, ImportChoices]:
-    """The family and the choices; of several possible functions, the one that is clearly best on the data.
-
-    Raises:
-        UsageError: none is.
-    """
+    """The family and the choices; of several possible functions, the one that is clearly best on the data."""
     possible: dict[str, tuple[Identified, ImportChoices]] = {}
     whole = fitting(weights, family)
-    for found in whole:
-        f = found.family
+    for reading in whole:
+        f = reading.family
         name = f"family '{f.name}'" if len(whole) > 1 else ""
         if choices.variant or f.variant or not f.variants:
-            possible[name] = found, choices
+            possible[name] = reading, choices
             continue
         for variant in f.variants:
             words = ", ".join(w for w in (name, f"variant '{variant.name}'") if w)
-            possible[words] = found, replace(choices, variant=variant.name)
+            possible[words] = reading, replace(choices, variant=variant.name)
     if len(possible) == 1:
         return next(iter(possible.values()))
     models = {words: network(r.family, weights, a, []) for words, (r, a) in possible.items()}
@@ -189,11 +169,11 @@ def chosen_by_data(
 
 
 def alternatives(
-    model: CapsuleModel, found: Identified, weights: Weights, choices: ImportChoices
+    model: CapsuleModel, reading: Identified, weights: Weights, choices: ImportChoices
 ) -> dict[str, CapsuleModel]:
     """Networks with the same tensors, by the option that selects them."""
     tries: dict[str, Callable[[], CapsuleModel]] = {}
-    family = found.family
+    family = reading.family
     declared = model.config.iterations - family.extra_iterations
 
     def with_choices(**changes: Any) -> Callable[[], CapsuleModel]:
@@ -208,10 +188,10 @@ def alternatives(
             tries[f"--variant {variant.name}"] = with_choices(variant=variant.name)
     for other in others(weights, family):
         tries[f"--family {other.name}"] = lambda other=other: network(other, weights, choices, [])  # type: ignore[misc]
-    made = {}
+    networks = {}
     for words, make in tries.items():
         try:
-            made[words] = make()
+            networks[words] = make()
         except CapsedgeError:  # it needs choices that were not made
             continue
-    return made
+    return networks

@@ -271,11 +271,7 @@ class Family:
 
 
 def weighted_sums_of(family: Family, choices: ImportChoices, notes: list[str]) -> int:
-    """Routing iterations as this package counts them: weighted sums.
-
-    Raises:
-        UsageError: the number is not known.
-    """
+    """Routing iterations as this package counts them: weighted sums."""
     if choices.iterations is None and family.iterations is None:
         raise MissingChoice(
             "How many routing iterations does the network run?",
@@ -297,11 +293,7 @@ def weighted_sums_of(family: Family, choices: ImportChoices, notes: list[str]) -
 
 
 def variant_of(family: Family, choices: ImportChoices, notes: list[str]) -> Mapping[str, Any]:
-    """The fields of the configuration that the variant sets.
-
-    Raises:
-        UsageError: the variant is not known, or must be given.
-    """
+    """The fields of the configuration that the variant sets."""
     known = {v.name: v for v in family.variants}
     listed = "; ".join(f"{v.name}: {v.words}" for v in family.variants)
     wanted = choices.variant or family.variant
@@ -348,13 +340,7 @@ def unknown_size(why: str, assumed: int | None = 64) -> MissingChoice:
 def size_of(
     family: Family, classes: int, channels: int, choices: ImportChoices, notes: list[str]
 ) -> tuple[int, int]:
-    """Height and width of the input of a network that accepts any size.
-
-    As chosen by the user, or as in the author's data set with this many classes and channels.
-
-    Raises:
-        UsageError: the size is not known.
-    """
+    """Height and width, chosen or as in the author's data set with these classes and channels."""
     if choices.size is not None:
         return choices.size
     own = [d for d in family.data_sets if (d.channels, len(d.classes)) == (channels, classes)]
@@ -370,11 +356,7 @@ def size_of(
 
 
 def with_fields(config: ModelConfig, fields: Mapping[str, Any]) -> ModelConfig:
-    """A configuration with the fields of a variant or a key map set.
-
-    Raises:
-        UsageError: it has no such field.
-    """
+    """A configuration with the fields of a variant or a key map set."""
     known = {f.name for f in dataclasses.fields(config)}
     unknown = sorted(fields.keys() - known)
     if unknown:
@@ -389,11 +371,7 @@ def with_fields(config: ModelConfig, fields: Mapping[str, Any]) -> ModelConfig:
 def _preprocessing_of(
     family: Family, size: tuple[int, int], channels: int, choices: ImportChoices, notes: list[str]
 ) -> Preprocessing:
-    """How pixels become the input: as the user states, or as in the author's code for its own data set.
-
-    Raises:
-        UsageError: the preprocessing is not known.
-    """
+    """How pixels become the input: as the user states, or as in the author's code for its own data set."""
     values: dict[str, Any] = {}
     if not choices.pixels.keys() & {"scale", "mean", "std", "per_image"}:
         own = data_set_of(family, size, channels)
@@ -447,11 +425,7 @@ def _classes_of(
     choices: ImportChoices,
     notes: list[str],
 ) -> tuple[str, ...]:
-    """Names of the classes.
-
-    Raises:
-        UsageError: the user named a different number of classes.
-    """
+    """Names of the classes."""
     if choices.outputs is not None or choices.task == "regression":
         raise UsageError(
             f"The networks of the family {family.name} are classifiers.",
@@ -486,11 +460,7 @@ def images_and_classes(
     """Class names and preprocessing, as fields of a configuration.
 
     Args:
-        count: number of classes.
         size: height and width, if the weights determine them.
-
-    Raises:
-        UsageError: a choice is missing, or does not fit the network.
     """
     size = size or size_of(family, count, channels, choices, notes)
     return {

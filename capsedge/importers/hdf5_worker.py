@@ -102,11 +102,7 @@ class Hdf5Walk:
         self.texts: dict[str, dict[str, str | list[str]]] = {}
 
     def group(self, group: h5g.GroupID, path: str) -> None:
-        """Read a group and its content.
-
-        Raises:
-            Hdf5Refused: it holds anything other than groups, arrays of numbers and hard links to them.
-        """
+        """Read a group and its content."""
         from h5py import h5d, h5g, h5l, h5o
 
         place = f"the group '/{path}'"
@@ -189,14 +185,14 @@ def _texts(item: h5g.GroupID, path: str) -> dict[str, str | list[str]]:
     """The attributes with known names, all of which hold text."""
     from h5py import h5a, h5t
 
-    found: dict[str, str | list[str]] = {}
+    texts: dict[str, str | list[str]] = {}
     for name in TEXTS:
         for key in _parts(item, name):
             attribute = h5a.open(item, key.encode())
             if (
                 attribute.shape is None or 0 in attribute.shape
             ):  # Keras stores an empty list of names as an empty array of numbers
-                found[name] = []
+                texts[name] = []
                 continue
             if attribute.get_type().get_class() != h5t.STRING:
                 raise Hdf5Refused(f"the attribute '{key}' of {path} is not text")
@@ -204,12 +200,12 @@ def _texts(item: h5g.GroupID, path: str) -> dict[str, str | list[str]]:
                 raise Hdf5Refused(f"the attribute '{key}' of {path} is not a list")
             words = _read(attribute)
             if key != name:
-                earlier = found.setdefault(name, [])
+                earlier = texts.setdefault(name, [])
                 assert isinstance(earlier, list)
                 earlier += words if isinstance(words, list) else [words]
             else:
-                found[name] = words
-    return found
+                texts[name] = words
+    return texts
 
 
 def _parts(item: h5g.GroupID, name: str) -> list[str]:

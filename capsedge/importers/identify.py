@@ -47,16 +47,7 @@ class Identified:
 
 
 def identify(weights: Weights, family_name: str | None = None) -> Identified:
-    """The family of a file.
-
-    Args:
-        family_name: the name of a family; None to identify it.
-
-    Raises:
-        UsageError: no family has this name, the file does not fit it, or several families fit.
-        UnknownNetwork: no family fits.
-        UnsupportedModelError: its configuration has Lambda layers that the family does not know.
-    """
+    """The family of a file, or the named one."""
     whole = fitting(weights, family_name)
     if len(whole) > 1:
         names = " or ".join(r.family.name for r in whole)
@@ -74,11 +65,7 @@ def identify(weights: Weights, family_name: str | None = None) -> Identified:
 
 
 def readable(weights: Weights, family_name: str | None = None) -> Weights:
-    """The first way to read a file in which it fits a family; the file as it is if there is none.
-
-    Raises:
-        UsageError: no family has this name.
-    """
+    """The first way to read a file in which it fits a family; the file as it is if there is none."""
     families = FAMILIES if family_name is None else [family_of(family_name)]
     readings = (replace(weights, readings=()), *weights.readings)
     return next((r for r in readings if any(f.fit(r).whole for f in families)), readings[0])
@@ -90,8 +77,8 @@ def fitting(weights: Weights, family_name: str | None = None) -> list[Identified
     whole = [r for r in fits if r.fit.whole] if family_name is None else [_named(fits, family_name)]
     if not whole:
         raise _unknown(weights, fits)
-    for found in whole:
-        _check_lambdas(weights, found.family)
+    for reading in whole:
+        _check_lambdas(weights, reading.family)
     return whole
 
 
@@ -101,11 +88,7 @@ def others(weights: Weights, family: Family) -> list[Family]:
 
 
 def family_of(name: str) -> Family:
-    """The family with this name.
-
-    Raises:
-        UsageError: there is none.
-    """
+    """The family with this name. Raises UsageError if there is none."""
     known = {f.name: f for f in FAMILIES}
     if name not in known:
         close = difflib.get_close_matches(name, known, 3, 0.4)
@@ -119,15 +102,15 @@ def family_of(name: str) -> Family:
 
 def _named(fits: list[Identified], family_name: str) -> Identified:
     family = family_of(family_name)
-    found = next(r for r in fits if r.family is family)
-    if not found.fit.whole:
+    reading = next(r for r in fits if r.family is family)
+    if not reading.fit.whole:
         raise UsageError(
             f"The file is not of the family {family_name}.",
-            f"{'; '.join(_differences(found.fit))}.",
+            f"{'; '.join(_differences(reading.fit))}.",
             "Leave out --family to see which families fit, or rename its keys with --map "
             "(docs/how-to/import.md).",
         )
-    return found
+    return reading
 
 
 def _check_lambdas(weights: Weights, family: Family) -> None:
@@ -145,10 +128,10 @@ def _check_lambdas(weights: Weights, family: Family) -> None:
 
 
 def _differences(fit: Fit) -> list[str]:
-    found = [f"{key} is missing" for key in fit.missing]
-    found += fit.wrong + [f"{key} is not known" for key in fit.unknown]
-    left = len(found) - DIFFERING
-    return found[:DIFFERING] + ([f"{left} more differences"] if left > 0 else [])
+    differences = [f"{key} is missing" for key in fit.missing]
+    differences += fit.wrong + [f"{key} is not known" for key in fit.unknown]
+    left = len(differences) - DIFFERING
+    return differences[:DIFFERING] + ([f"{left} more differences"] if left > 0 else [])
 
 
 def _unknown(weights: Weights, fits: list[Identified]) -> UnknownNetwork:

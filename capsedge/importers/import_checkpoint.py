@@ -175,10 +175,10 @@ def import_checkpoint(
         weights = readable(weights, family)
     notes = list(weights.notes)
     if data is None:
-        found = _identified(weights, family, answers)
+        reading = _identified(weights, family, answers)
     else:
-        found, answers = chosen_by_data(weights, family, answers, data, limit, notes)
-    model = network(found.family, weights, answers, notes)
+        reading, answers = chosen_by_data(weights, family, answers, data, limit, notes)
+    model = network(reading.family, weights, answers, notes)
     images = None if data is None else read_data(data, model.config, limit)
     comparison = (
         None
@@ -187,23 +187,19 @@ def import_checkpoint(
     )
     measured = None
     if images is not None:
-        measured = measure(model, alternatives(model, found, weights, answers), images)
-    origin = _origin(found, answers.variant, files, notes, comparison)
+        measured = measure(model, alternatives(model, reading, weights, answers), images)
+    origin = _origin(reading, answers.variant, files, notes, comparison)
     model.origin = origin
     if target is not None:
         save_checkpoint(model, target, {ORIGIN_KEY: dump(asdict(origin))})
     return ImportReport(
-        target, model, origin, found.in_words, weights.format, comparison, measured,
+        target, model, origin, reading.in_words, weights.format, comparison, measured,
         tuple(_warnings(model.config, comparison, measured)),
     )  # fmt: skip
 
 
 def _choices(options: ImportOptions, description: Description) -> ImportChoices:
-    """What the caller decides where the file leaves a question open.
-
-    Raises:
-        UsageError: the description has typical images.
-    """
+    """What the caller decides where the file leaves a question open."""
     if description.typical is not None:
         raise UsageError(
             "A checkpoint does not store what typical images are like.",
@@ -223,11 +219,7 @@ def _choices(options: ImportOptions, description: Description) -> ImportChoices:
 
 
 def _identified(weights: Weights, family: str | None, choices: ImportChoices) -> Identified:
-    """The family of a file.
-
-    Raises:
-        UsageError: it fits several; the error also names the choices that each of them needs.
-    """
+    """The family of a file."""
     try:
         return identify(weights, family)
     except MissingChoice as which:
@@ -275,26 +267,27 @@ def _compared(
     progress: Progress,
 ) -> ReferenceCheck:
     weights = files[0] if len(files) == 1 else None
-    found = compare(model, reference_code, weights, images, progress)
-    if not found.passed:
+    comparison = compare(model, reference_code, weights, images, progress)
+    if not comparison.passed:
         raise ParityError(
             "The author's code computes different results; nothing was written.",
-            f"On {found.inputs} inputs, the {found.output} differ by up to {found.largest_difference:.2g} of "
-            f"their size (allowed: {TOLERANCE:g}), and {found.flips} decisions differ.",
+            f"On {comparison.inputs} inputs, the {comparison.output} differ by up to "
+            f"{comparison.largest_difference:.2g} of their size (allowed: {TOLERANCE:g}), and "
+            f"{comparison.flips} decisions differ.",
             "Check --iters, --variant and --family: different functions can have equal shapes.",
-            report=found,
+            report=comparison,
         )
-    return found
+    return comparison
 
 
 def _origin(
-    found: Identified,
+    reading: Identified,
     variant: str | None,
     files: Sequence[Path],
     notes: Sequence[str],
     comparison: ReferenceCheck | None,
 ) -> Origin:
-    family = found.family
+    family = reading.family
     return Origin(
         family.name,
         *family.source_of(variant),

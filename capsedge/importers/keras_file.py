@@ -63,15 +63,7 @@ class _WorkerOutput:
 
 
 def read_hdf5(file: IO[bytes]) -> Hdf5:
-    """Read an open file.
-
-    Args:
-        file: a real file, not a buffer.
-
-    Raises:
-        BadHdf5: it is refused.
-        EnvironmentProblem: h5py is not installed.
-    """
+    """Read an open, real file."""
     if find_spec("h5py") is None:
         raise EnvironmentProblem(
             "Keras files need h5py.", "It is not installed.", "pip install 'capsedge[import]'"
@@ -82,11 +74,7 @@ def read_hdf5(file: IO[bytes]) -> Hdf5:
 
 
 def content_of(ended: SandboxResult) -> Hdf5:
-    """The content that the process answered with.
-
-    Raises:
-        BadHdf5: it refused the file, or returned an invalid result.
-    """
+    """The content that the process answered with."""
     if ended.exit_code is None:
         raise BadHdf5(f"reading it takes over {limits.KERAS_SECONDS} s")
     header = ended.output.readline(limits.JSON_BYTES)
@@ -104,8 +92,8 @@ def content_of(ended: SandboxResult) -> Hdf5:
     if ended.output.read(1):
         raise BadHdf5("the process that read it returned too long a result")
     texts: Texts = {
-        path: {k: v if isinstance(v, str) else tuple(v) for k, v in found.items()}
-        for path, found in answer.texts.items()
+        path: {k: v if isinstance(v, str) else tuple(v) for k, v in attributes.items()}
+        for path, attributes in answer.texts.items()
     }
     return Hdf5(arrays, texts)
 
@@ -141,22 +129,14 @@ _CHUNK = 1 << 20
 
 
 def read_h5(file: BufferedReader) -> Weights:
-    """A ``.h5`` file.
-
-    Raises:
-        BadHdf5: it is refused, or is not a Keras file.
-    """
+    """A ``.h5`` file. Raises BadHdf5 if it is refused, or is not a Keras file."""
     content = read_hdf5(file)
     config = _json(content.texts.get("", {}).get("model_config"))
     return weights_of(content, config, "Keras HDF5")
 
 
 def read_keras(file: BufferedReader) -> Weights:
-    """A ``.keras`` archive.
-
-    Raises:
-        BadArchive, BadHdf5: it is damaged, exceeds the limits or is not a Keras file.
-    """
+    """A ``.keras`` archive."""
     archive = Archive(file)
     config = _json(_member(archive, "config.json", limits.JSON_BYTES).decode(errors="replace"))
     with tempfile.TemporaryFile() as unpacked, archive.member("model.weights.h5") as content:
@@ -188,21 +168,17 @@ def _json(text: object) -> dict[str, Any] | None:
 
 
 def weights_of(content: Hdf5, config: dict[str, Any] | None, kind: str) -> Weights:
-    """The weights by name.
-
-    Raises:
-        BadHdf5: there are none, or a name occurs twice.
-    """
-    found: dict[str, Floats] = {}
+    """The weights by name. Raises BadHdf5 if there are none, or a name occurs twice."""
+    tensors: dict[str, Floats] = {}
     for name, array in _named(content):
-        if name in found:
+        if name in tensors:
             raise BadHdf5(f"it names '{name}' twice")
-        found[name] = np.ascontiguousarray(array, np.float32)
-    if not found:
+        tensors[name] = np.ascontiguousarray(array, np.float32)
+    if not tensors:
         raise BadHdf5("it holds no weights as Keras stores them")
     version = content.texts.get("", {}).get("keras_version")
     words = f"{kind}, {version}" if isinstance(version, str) else kind
-    return Weights(found, words, config, tuple(lambdas(config)) if config else ())
+    return Weights(tensors, words, config, tuple(lambdas(config)) if config else ())
 
 
 def _named(content: Hdf5) -> Iterator[tuple[str, NDArray[Any]]]:
@@ -249,15 +225,15 @@ def _name_of_keras_3(content: Hdf5, parts: list[str]) -> str:
 
 def lambdas(config: Mapping[str, Any]) -> Iterator[str]:
     """Names of the Lambda layers anywhere in a configuration, sorted."""
-    found, rest = set(), [config]
+    names, rest = set(), [config]
     while rest:
         value: Any = rest.pop()
         if isinstance(value, Mapping):
             if value.get("class_name") in ("Lambda", "TFOpLambda"):
                 inner = value.get("config")
                 name = inner.get("name") if isinstance(inner, Mapping) else value.get("name")
-                found.add(str(name))
+                names.add(str(name))
             rest += value.values()
         elif isinstance(value, (list, tuple)):
             rest += value
-    yield from sorted(found)
+    yield from sorted(names)

@@ -49,12 +49,7 @@ class KeyMap:
 
 
 def read_key_map(path: Path | str) -> KeyMap:
-    """Read a key map.
-
-    Raises:
-        UsageError: it cannot be read, or is not a key map.
-        EnvironmentProblem: Python is older than 3.11 and tomli is not installed.
-    """
+    """Read a key map."""
     with open_regular_file(path, "Check the path of the key map.") as file:
         data = file.read(limits.JSON_BYTES + 1)
     try:
@@ -81,11 +76,7 @@ def _toml(data: bytes) -> dict[str, Any]:
 
 
 def apply(keys: KeyMap, weights: Weights) -> Weights:
-    """Weights with the names and axes that a key map gives them; other keys are kept.
-
-    Raises:
-        UsageError: it names keys that the file lacks or a name twice, or a step does not fit a tensor.
-    """
+    """Weights with the names and axes that a key map gives them; other keys are kept."""
     absent = [k for k in keys.tensors if k not in weights.tensors]
     if absent:
         raise UsageError(
@@ -93,15 +84,15 @@ def apply(keys: KeyMap, weights: Weights) -> Weights:
             f"It has {', '.join(list(weights.tensors)[:20])}.",
             "Correct the key map.",
         )
-    made: dict[str, Floats] = {}
+    tensors: dict[str, Floats] = {}
     for key, tensor in weights.tensors.items():
         if any(fnmatch.fnmatchcase(key, pattern) for pattern in keys.ignore):
             continue
         target, steps = _entry(key, keys.tensors.get(key, key))
-        if target in made:
+        if target in tensors:
             raise UsageError(f"The key map creates '{target}' twice.", "", "Correct the key map.")
-        made[target] = _transform(key, tensor, steps)
-    return replace(weights, tensors=made)
+        tensors[target] = _transform(key, tensor, steps)
+    return replace(weights, tensors=tensors)
 
 
 def _entry(key: str, entry: Any) -> tuple[str, list[Any]]:

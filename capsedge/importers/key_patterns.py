@@ -41,21 +41,17 @@ class Fit:
 
 
 def fit(shapes: Shapes, required: Patterns, optional: Sequence[Patterns] = ()) -> Fit:
-    """Compare shapes with patterns.
-
-    Args:
-        optional: groups of patterns of which all keys are present, or none.
-    """
-    found = Fit()
+    """Compare shapes with patterns; of a group in ``optional``, all keys are present or none."""
+    fit = Fit()
     for key, pattern in required.items():
-        _compare(shapes, key, pattern, found)
+        _compare(shapes, key, pattern, fit)
     for group in optional:
         if any(_keys(shapes, key) for key in group):
             for key, pattern in group.items():
-                _compare(shapes, key, pattern, found)
-    known = {*found.matched, *(w.split(" ")[0] for w in found.wrong)}
-    found.unknown = [key for key in shapes if key not in known]
-    return found
+                _compare(shapes, key, pattern, fit)
+    known = {*fit.matched, *(w.split(" ")[0] for w in fit.wrong)}
+    fit.unknown = [key for key in shapes if key not in known]
+    return fit
 
 
 def _keys(shapes: Shapes, key: str) -> list[str]:

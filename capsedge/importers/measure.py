@@ -60,8 +60,8 @@ class Measured:
         own = _in_words(self.accuracy, float(np.mean([*self.errors.values()] or [0.0])), self.units)
         return (
             *(
-                f"{words} is clearly better on the data: {self.in_words(found)} instead of {own}"
-                for words, found in self.better.items()
+                f"{words} is clearly better on the data: {self.in_words(value)} instead of {own}"
+                for words, value in self.better.items()
             ),
             *(
                 f"{name}: the error on the data is no lower than that of a constant; check its sign, its "
@@ -70,9 +70,9 @@ class Measured:
             ),
         )
 
-    def in_words(self, found: float) -> str:
+    def in_words(self, value: float) -> str:
         """The accuracy or mean error of an alternative, in words."""
-        return _in_words(None if self.accuracy is None else found, found, self.units)
+        return _in_words(None if self.accuracy is None else value, value, self.units)
 
 
 def measure(
@@ -83,9 +83,9 @@ def measure(
     own = losses(model, images)
     better = {}
     for words, other in alternatives.items():
-        found = losses(other, images)
-        if _clearly_better(found, own, regression):
-            better[words] = score(found, regression)
+        other_errors = losses(other, images)
+        if _clearly_better(other_errors, own, regression):
+            better[words] = score(other_errors, regression)
     if not regression:
         return Measured(len(images), score(own, regression), better, data=images.described)
     outputs = model.config.outputs or Outputs()
@@ -108,10 +108,10 @@ def clearly_best(
     config = next(iter(models.values())).config
     regression = config.task == REGRESSION
     units = config.outputs.units if config.outputs is not None else ()
-    found = {words: losses(model, images) for words, model in models.items()}
-    best = min(found, key=lambda words: float(found[words].sum()))
-    alone = all(_clearly_better(found[best], found[o], regression) for o in found if o != best)
-    scores = {words: score(each, regression) for words, each in found.items()}
+    errors = {words: losses(model, images) for words, model in models.items()}
+    best = min(errors, key=lambda words: float(errors[words].sum()))
+    alone = all(_clearly_better(errors[best], errors[o], regression) for o in errors if o != best)
+    scores = {words: score(each, regression) for words, each in errors.items()}
     texts = {w: _in_words(None if regression else s, s, units) for w, s in scores.items()}
     return best if alone else None, texts
 
@@ -120,20 +120,20 @@ def losses(model: CapsuleModel, images: ImageSet) -> Losses:
     """For each image, 1 for a wrong class ``[N, 1]``, or the absolute errors of its values ``[N, K]``."""
     prep = None if images.preprocessing is None else model.config.preprocessing
     batch = model.config.fixed_batch or _BATCH
-    found = []
+    batches = []
     with torch.inference_mode():
         for part in replace(images, preprocessing=prep).batches(batch):
-            found.append(model(torch.from_numpy(part)).scores.numpy())
-    scores = np.concatenate(found)
+            batches.append(model(torch.from_numpy(part)).scores.numpy())
+    scores = np.concatenate(batches)
     if model.config.task != REGRESSION:
         return np.asarray(scores.argmax(1) != images.classes, np.float64)[:, None]
     outputs = model.config.outputs or Outputs()
     return _distances(scores, _targets(images), outputs.units)
 
 
-def score(found: Losses, regression: bool) -> float:
+def score(errors: Losses, regression: bool) -> float:
     """The mean of all errors, or the accuracy."""
-    return float(found.mean()) if regression else 1.0 - float(found.mean())
+    return float(errors.mean()) if regression else 1.0 - float(errors.mean())
 
 
 def _targets(images: ImageSet) -> NDArray[np.float64]:
@@ -151,9 +151,9 @@ def _distances(
     return np.where(angles, np.minimum(turned, 360.0 - turned), apart)
 
 
-def _clearly_better(found: Losses, chosen: Losses, regression: bool) -> bool:
+def _clearly_better(errors: Losses, chosen: Losses, regression: bool) -> bool:
     """Whether the sum of paired differences exceeds chance; McNemar's test if losses are 0 or 1."""
-    won = chosen.mean(1) - found.mean(1)
+    won = chosen.mean(1) - errors.mean(1)
     least = SHARE * chosen.mean(1).sum() if regression else GAIN * len(chosen)
     return bool(won.sum() > max(least, ERRORS * math.sqrt(float((won**2).sum()))))
 

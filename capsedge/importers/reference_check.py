@@ -208,10 +208,6 @@ def compare(
     Args:
         code: ``author.py:build``, a class or a function that returns the author's module.
         weights: the file to load into it; None if the code reads its own.
-        progress: called with the number of inputs done and the total.
-
-    Raises:
-        UsageError: the code fails, needs other weights, or returns neither poses nor scores.
     """
     theirs = load_user_module(UserModuleSpec(code, str(weights or "")))
     fixed = _fixed(theirs.module)
@@ -220,7 +216,7 @@ def compare(
     first = batches(next(iter(inputs)).inputs, model.config.fixed_batch or BATCH)[0]
     unchecked = theirs.check_saved([first])
     batch = model.config.fixed_batch or BATCH
-    found = _differences(model.eval(), theirs.module, inputs, batch, progress)
+    differences = _differences(model.eval(), theirs.module, inputs, batch, progress)
     facts = theirs.facts()
     return ReferenceCheck(
         str(facts["code"]),
@@ -228,7 +224,7 @@ def compare(
         batch=batch,
         fixed=fixed,
         unchecked="; ".join(unchecked),
-        **found,
+        **differences,
     )
 
 
@@ -380,11 +376,7 @@ def _both(
 
 
 def matching(outputs: Any, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, Tensor]:
-    """The poses ``[N, J, P]`` among the outputs, or else the scores or values ``[N, J]``.
-
-    Raises:
-        UsageError: there are none.
-    """
+    """The poses ``[N, J, P]`` among the outputs, or else the scores or values ``[N, J]``."""
     tensors = list(_tensors(outputs))
     for name, wanted in shapes.items():
         for tensor in tensors:

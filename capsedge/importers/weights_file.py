@@ -58,11 +58,6 @@ def read_weights(path: Path | str) -> Weights:
     Args:
         path: ``.pt``, ``.pth``, ``.pkl``, ``.chkpt``, ``.ckpt``, ``.tar``, ``.bin`` of PyTorch;
             ``.safetensors``; ``.npz``; ``.h5``, ``.hd5``, ``.hdf5`` and ``.keras`` of Keras.
-
-    Raises:
-        UsageError: there is no such file, or its suffix is unknown.
-        ArtefactError: it is damaged, exceeds the limits, or holds more than weights.
-        EnvironmentProblem: h5py, which Keras files need, is not installed.
     """
     path = Path(path)
     read = _READERS.get(path.suffix.lower())
@@ -75,31 +70,31 @@ def read_weights(path: Path | str) -> Weights:
                 "Larger files are not read.",
             )
         try:
-            found = read(path, file)
+            weights = read(path, file)
         except (BadArchive, BadHdf5, MalformedJson) as error:
             raise ArtefactError(
                 f"{path} is refused.",
                 f"{str(error)[:1].upper()}{str(error)[1:]}.",
                 "Save it again.",
             ) from error
-    found = replace(found, tensors=without_counters(found.tensors))
-    if not found.tensors:
+    weights = replace(weights, tensors=without_counters(weights.tensors))
+    if not weights.tensors:
         raise ArtefactError(f"{path} has no weights.", "It contains no tensors.", "Save it again.")
-    wrong = [each for name, t in found.tensors.items() if (each := not_finite(name, t))]
+    wrong = [each for name, t in weights.tensors.items() if (each := not_finite(name, t))]
     if wrong:
         raise ArtefactError(
             f"The weights of {path} are not finite.",
-            f"NaN or infinite: {len(wrong)} of {len(found.tensors)} tensors.",
+            f"NaN or infinite: {len(wrong)} of {len(weights.tensors)} tensors.",
             DIVERGED,
             details=listed(wrong),
         )
-    return replace(found, readings=tuple(islice(_readings(found), _READINGS)))
+    return replace(weights, readings=tuple(islice(_readings(weights), _READINGS)))
 
 
-def _readings(found: Weights) -> Iterator[Weights]:
+def _readings(weights: Weights) -> Iterator[Weights]:
     """Other ways to read a file: another dictionary, its parts joined, without a prefix of most names."""
-    for each in (found, *found.readings):
-        if each is not found:
+    for each in (weights, *weights.readings):
+        if each is not weights:
             each = replace(each, tensors=without_counters(each.tensors))
             yield each
         plain = {without_wrappers(name): t for name, t in each.tensors.items()}
@@ -118,30 +113,24 @@ def _readings(found: Weights) -> Iterator[Weights]:
 
 
 def read_together(paths: Sequence[Path | str]) -> Weights:
-    """Read the networks of an ensemble: tensors of the first are named ``0/...``, and so on.
-
-    A single file keeps its names and its configuration.
-
-    Raises:
-        UsageError, ArtefactError, EnvironmentProblem: as for ``read_weights``; or no file is named.
-    """
+    """Read the networks of an ensemble; tensors of several are named ``0/...``, ``1/...`` and so on."""
     if not paths:
         raise UsageError("No file was given.", "", "Pass the weights file.")
-    found = [read_weights(path) for path in paths]
-    if len(found) == 1:
-        return found[0]
+    members = [read_weights(path) for path in paths]
+    if len(members) == 1:
+        return members[0]
     return Weights(
-        {f"{k}/{name}": t for k, w in enumerate(found) for name, t in w.tensors.items()},
-        ", ".join(dict.fromkeys(w.format for w in found)),
+        {f"{k}/{name}": t for k, w in enumerate(members) for name, t in w.tensors.items()},
+        ", ".join(dict.fromkeys(w.format for w in members)),
         None,
-        tuple(sorted({name for w in found for name in w.lambdas})),
-        tuple(dict.fromkeys(note for w in found for note in w.notes)),
+        tuple(sorted({name for w in members for name in w.lambdas})),
+        tuple(dict.fromkeys(note for w in members for note in w.notes)),
     )
 
 
 def _torch(path: Path, file: BufferedReader) -> Weights:
-    found: Weights = import_module("capsedge.importers.weights_file").read(path, file)
-    return found
+    weights: Weights = import_module("capsedge.importers.weights_file").read(path, file)
+    return weights
 
 
 def _safetensors(path: Path, file: BufferedReader) -> Weights:
@@ -181,40 +170,34 @@ _READERS: dict[str, Read] = {
 
 
 def _not_weights(path: Path) -> UsageError:
-    """The error for a file with an unknown suffix; it names the format if the first bytes reveal it.
-
-    Raises:
-        UsageError: there is no such file.
-    """
-    found = identify_path(path)
-    if found is None or found.key in _NAMED_OTHERWISE:
+    """The error for a file with an unknown suffix; it names the format if the first bytes reveal it."""
+    kind = identify_path(path)
+    if kind is None or kind.key in _NAMED_OTHERWISE:
         return UsageError(
             f"{path} does not have a weights file's suffix.",
             f"Its suffix is '{path.suffix}'; known: {', '.join(_READERS)}.",
             "Rename it to match its format.",
         )
-    fix, command = found.advice(path)
+    fix, command = kind.advice(path)
     known = f"Weights files are named *{', *'.join(_READERS)}."
-    return UsageError(f"{path} is {found.name}, not weights.", known, fix, command=command)
+    return UsageError(f"{path} is {kind.name}, not weights.", known, fix, command=command)
 
 
 # --- Files of ``torch.save``, whatever wraps their state dict; needs torch ---
 
 
 def read(path: Path, file: BufferedReader) -> Weights:
-    """The tensors of the most likely state dict: one with a common name, or else the one with most tensors.
-
-    Raises:
-        ArtefactError: the file is damaged, holds code, or has no tensors by name.
-    """
+    """The tensors of the most likely state dict: one with a common name, or else the largest."""
     value = contents_of_torch(path, file)
-    found = candidates_in(value)
-    if not found:
+    candidates = candidates_in(value)
+    if not candidates:
         listed = next(unnamed_in(value), None)
         raise no_weights(path) if listed is None else unnamed_only(path, listed)
-    ranked = sorted(found, key=_rank)
-    best, *others = (*ranked, *in_parts(found))
-    notes = [f"{_in_words(c)} holds tensors of the same names" for c in found if _alike(c, best)]
+    ranked = sorted(candidates, key=_rank)
+    best, *others = (*ranked, *in_parts(candidates))
+    notes = [
+        f"{_in_words(c)} holds tensors of the same names" for c in candidates if _alike(c, best)
+    ]
     readings = [_weights(c) for c in others[:_READINGS]]
     weights = _weights(best)
     return replace(

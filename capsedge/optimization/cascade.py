@@ -246,7 +246,7 @@ def _joined(
     reference = decided(answers.large, networks.threshold)
     alone = (decided(answers.small, networks.threshold) != reference).any(axis=1)
     changed = int((decided(scores, networks.threshold) != reference).any(axis=1).sum())
-    found = Cascade(
+    statistics = Cascade(
         small=networks.small.parent(),
         large=networks.large.parent(),
         margin=thresholds.margin,
@@ -259,20 +259,20 @@ def _joined(
         data_sha256=halves.held_out.digest(),
         cost=round(answers.seconds[0] / answers.seconds[1], 4),
     )
-    described = replace(networks.fit.metadata, cascade=found)
+    described = replace(networks.fit.metadata, cascade=statistics)
     onnx.helper.set_model_props(model, described.to_properties())
     augmented = 1.0 - copies.missed(thresholds) / len(copies)
-    warnings = _warnings(found, int(alone.sum()), augmented, demanded)
+    warnings = _warnings(statistics, int(alone.sum()), augmented, demanded)
     return CascadeReport(
         output=None,
-        cascade=found,
+        cascade=statistics,
         calibration_images=len(halves.calibration),
         small_agreement=1.0 - float(alone.mean()),
         augmentation=augmentation.strength,
         augmented_agreement=augmented,
         data=halves.held_out.described,
         max_share=max_share,
-        failures=_failures(found, changed, max_share, demanded),
+        failures=_failures(statistics, changed, max_share, demanded),
         warnings=(*halves.warnings, *networks.fit.notes, *networks.warnings, *warnings),
         model=model.SerializeToString(),
     )
@@ -303,25 +303,25 @@ def _thresholds(
     )
     allowed = most_changed(len(copies), min_agreement)
     by_score = networks.threshold is None
-    found = choose_thresholds(usual, copies, allowed, 1.0, by_score)
-    demanded = usual.share(found)
+    thresholds = choose_thresholds(usual, copies, allowed, 1.0, by_score)
+    demanded = usual.share(thresholds)
     most_share = most_changed(len(usual), 1.0 - max_share) / len(usual)  # proves max_share
     if demanded <= most_share:
-        return found, None
+        return thresholds, None
     return choose_thresholds(usual, copies, allowed, most_share, by_score), demanded
 
 
 def _model(networks: NetworkPair, thresholds: Thresholds) -> onnx.ModelProto:
     rule = EscalationRule(thresholds.margin, thresholds.score, networks.threshold)
-    given = networks.small, networks.large
+    pair = networks.small, networks.large
     try:
-        small, large = opset_aligned(*(network.model for network in given))
+        small, large = opset_aligned(*(network.model for network in pair))
         model = join(small, large, networks.fit.pair, rule)
     except Exception as error:  # onnx raises many types of exceptions, none of them ours
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        opsets = [opset_of(network.model) for network in given]
+        opsets = [opset_of(network.model) for network in pair]
         raise UnsupportedModelError(
-            f"{given[0].path} and {given[1].path} cannot be joined in one file.",
+            f"{pair[0].path} and {pair[1].path} cannot be joined in one file.",
             f"Their opsets are {opsets[0]} and {opsets[1]}. ONNX says: {first[:300]}",
             "Use one opset for both: export or optimize them with the same version of capsedge.",
         ) from error
@@ -333,17 +333,13 @@ def _run(
     session: Session, images: ImageSet, scores: str
 ) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
     """Scores of a cascade, and which images were escalated."""
-    found = [out for _, out in session.run_batches(images.inputs(), [scores, ESCALATED], BATCH)]
-    parts = [np.concatenate([out[name] for out in found]) for name in (scores, ESCALATED)]
+    runs = [out for _, out in session.run_batches(images.inputs(), [scores, ESCALATED], BATCH)]
+    parts = [np.concatenate([out[name] for out in runs]) for name in (scores, ESCALATED)]
     return parts[0].astype(np.float32), parts[1]
 
 
 def _halves(networks: NetworkPair, data: Images, count: int, seed: int) -> _Halves:
-    """Two sets of training images without overlap.
-
-    Raises:
-        UsageError: the data cannot be read, does not fit, or is too little.
-    """
+    """Two sets of training images without overlap."""
     session = networks.large.session
     prep = networks.fit.metadata.preprocessing
     inputs = {port.name: port.dtype for port in session.inputs}
@@ -388,35 +384,37 @@ def _held_out(
 ) -> ImageSet | None:
     """The images that training held out of data without test images; None if there are none."""
     try:
-        found = read_images(data, prep, "test", inputs=inputs, rule=rule, named=named)
+        images = read_images(data, prep, "test", inputs=inputs, rule=rule, named=named)
     except UsageError:
         return None
-    return found if found.known == UNTRAINED else None
+    return images if images.known == UNTRAINED else None
 
 
 def _failures(
-    found: Cascade, changed: int, max_share: float, demanded: float | None
+    cascade: Cascade, changed: int, max_share: float, demanded: float | None
 ) -> tuple[str, ...]:
     failures = []
-    if changed > (1.0 - found.min_agreement) * found.images + _ROUNDING:
+    if changed > (1.0 - cascade.min_agreement) * cascade.images + _ROUNDING:
         failures.append(
-            f"{changed} of {found.images:,} held-out images are decided differently: agreement "
-            f"{found.agreement:.4%}, wanted {found.min_agreement:.4%}, with {found.share:.2%} of them on the "
-            "the large network."
+            f"{changed} of {cascade.images:,} held-out images are decided differently: agreement "
+            f"{cascade.agreement:.4%}, wanted {cascade.min_agreement:.4%}, with "
+            f"{cascade.share:.2%} of them on the large network."
         )
         if demanded is not None:
             failures.append(
                 f"To prove it on augmented copies, {demanded:.2%} would take it: the cascade would need "
-                f"{found.cost + demanded:.2f} of the large network's time."
+                f"{cascade.cost + demanded:.2f} of the large network's time."
             )
-    if found.share > max_share:
+    if cascade.share > max_share:
         failures.append(
-            f"{found.share:.2%} of the held-out images are escalated, {max_share:.2%} allowed."
+            f"{cascade.share:.2%} of the held-out images are escalated, {max_share:.2%} allowed."
         )
     return tuple(failures)
 
 
-def _warnings(found: Cascade, changed: int, augmented: float, demanded: float | None) -> list[str]:
+def _warnings(
+    cascade: Cascade, changed: int, augmented: float, demanded: float | None
+) -> list[str]:
     """Warnings for the user before relying on the cascade.
 
     Args:
@@ -426,12 +424,13 @@ def _warnings(found: Cascade, changed: int, augmented: float, demanded: float | 
             limit.
     """
     reasons = []
-    if found.agreement_at_least < found.min_agreement <= found.agreement:
+    if cascade.agreement_at_least < cascade.min_agreement <= cascade.agreement:
         reasons.append(
-            f"{found.images:,} held-out images do not prove {found.min_agreement:.4%}: with {CONFIDENCE:.0%} "
-            f"confidence the agreement is at least {found.agreement_at_least:.4%}. More images narrow that"
+            f"{cascade.images:,} held-out images do not prove {cascade.min_agreement:.4%}: with "
+            f"{CONFIDENCE:.0%} confidence the agreement is at least {cascade.agreement_at_least:.4%}. "
+            "More images narrow that"
         )
-    if augmented < found.min_agreement <= found.agreement:
+    if augmented < cascade.min_agreement <= cascade.agreement:
         reasons.append(
             f"on augmented copies of the held-out images the agreement is {augmented:.4%}: on images that "
             "the networks were not trained on it may be lower than on these"
@@ -440,12 +439,12 @@ def _warnings(found: Cascade, changed: int, augmented: float, demanded: float | 
         reasons.append(
             f"augmented copies demand {demanded:.2%} of the images escalated, more than was allowed"
         )
-    if 1.0 - changed / found.images >= found.min_agreement:
+    if 1.0 - changed / cascade.images >= cascade.min_agreement:
         reasons.append(
             "the small network alone agrees as well as was asked for: it may be all that is needed"
         )
-    if found.expected >= 1.0:
+    if cascade.expected >= 1.0:
         reasons.append(
-            f"the cascade takes {found.expected:.2f} of the large network's time here: it saves none"
+            f"the cascade takes {cascade.expected:.2f} of the large network's time here: it saves none"
         )
     return reasons

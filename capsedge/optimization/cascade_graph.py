@@ -76,16 +76,13 @@ def join(
 
     Args:
         small, large: files of the same opset, at least `LEAST_OPSET`.
-
-    Raises:
-        onnx.checker.ValidationError: the model is not valid.
     """
     small, large = _with(small, pair.outputs.values()), _with(large, pair.outputs)
     joined = copy_of(large)  # before its tensors are renamed
-    images, given = joined.graph.input[0], small.graph.input[0].name
+    images, image_input = joined.graph.input[0], small.graph.input[0].name
     taken = {ESCALATED, images.name, *pair.outputs}
     first = {name: f"{OPERATOR_OUTPUTS}small_{name}" for name in pair.outputs.values()}
-    first[given] = images.name if pair.scale is None else f"{OPERATOR_OUTPUTS}small_images"
+    first[image_input] = images.name if pair.scale is None else f"{OPERATOR_OUTPUTS}small_images"
     rename(small.graph, {**_apart(value_names(small.graph), taken), **first})
     taken |= set(value_names(small.graph))
     last = {name: f"{OPERATOR_OUTPUTS}large_{name}" for name in pair.outputs} | {
@@ -175,9 +172,9 @@ def _escalation(
     scores: str, rule: EscalationRule
 ) -> tuple[list[onnx.NodeProto], list[onnx.TensorProto]]:
     """``escalated`` from the small network's scores, and whether it is true anywhere."""
-    found, constants = (_of_one if rule.threshold is None else _of_several)(scores, rule)
+    comparison, constants = (_of_one if rule.threshold is None else _of_several)(scores, rule)
     nodes = [
-        *found,
+        *comparison,
         _node(
             "GreaterOrEqual",
             [f"{OPERATOR_OUTPUTS}distance", f"{OPERATOR_OUTPUTS}margin"],
@@ -295,11 +292,11 @@ def _large_branch(
     ]
     nodes = [*compact, *graph.node]
     for output in outputs:
-        found, result = (
+        source, result = (
             f"{OPERATOR_OUTPUTS}large_{output.name}",
             _as(output, f"{OPERATOR_OUTPUTS}escalated_{output.name}"),
         )
-        nodes.append(_node("ScatterND", [named[output.name], _INDICES, found], result.name))
+        nodes.append(_node("ScatterND", [named[output.name], _INDICES, source], result.name))
         branch.output.append(result)
     replace(branch.node, nodes)
     for value in branch.value_info:  # the number of escalated images differs from the batch
@@ -328,13 +325,13 @@ def _as(value: onnx.ValueInfoProto, name: str) -> onnx.ValueInfoProto:
 
 def _apart(names: list[str], reserved: set[str]) -> dict[str, str]:
     """New names for those that are taken; names that end in a number still do."""
-    used, found = reserved | set(names), {}
+    used, renamed = reserved | set(names), {}
     for name in names:
         if name in reserved or name.startswith(OPERATOR_OUTPUTS):
             ending = name if name[-1].isdigit() else f"{name}__"
-            found[name] = _free(lambda k, start=ending: f"{start}{k}", used)  # type: ignore[misc]
-            used.add(found[name])
-    return found
+            renamed[name] = _free(lambda k, start=ending: f"{start}{k}", used)  # type: ignore[misc]
+            used.add(renamed[name])
+    return renamed
 
 
 def _free(named: Callable[[int], str], used: set[str]) -> str:
@@ -380,11 +377,7 @@ def _free_function(key: tuple[str, str], used: set[tuple[str, str]]) -> str:
 def opset_aligned(
     small: onnx.ModelProto, large: onnx.ModelProto
 ) -> tuple[onnx.ModelProto, onnx.ModelProto]:
-    """Both models at the newer of their opsets, at least `LEAST_OPSET`.
-
-    Raises:
-        Exception: an error from ``onnx.version_converter``, which cannot convert every operator.
-    """
+    """Both models at the newer of their opsets, at least `LEAST_OPSET`."""
     newest = max(opset_of(small), opset_of(large), LEAST_OPSET)
     first, second = (
         m if opset_of(m) == newest else onnx.version_converter.convert_version(m, newest)

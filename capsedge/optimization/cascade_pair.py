@@ -55,13 +55,7 @@ class PairFit:
 
 
 def fit_pair(small: Session, large: Session) -> PairFit:
-    """How two networks fit together in a cascade.
-
-    Raises:
-        ArtefactError: one of them has no metadata.
-        UsageError: they do not fit: another task, other classes, another input or other scores; or one of
-            them is a cascade itself.
-    """
+    """How two networks fit together in a cascade."""
     one, other = _described(small), _described(large)
     _check_tasks(small, large, one, other)
     _check_inputs(small, large)
@@ -165,11 +159,7 @@ def _check_inputs(small: Session, large: Session) -> None:
 def _preparation(
     one: Preprocessing | None, other: Preprocessing | None, small: Session, large: Session
 ) -> tuple[NDArray[np.float32] | None, NDArray[np.float32] | None]:
-    """Scale and shift from the large network's input to the small one's; None if they are equal.
-
-    Raises:
-        UsageError: the inputs are not related by a scale and shift per channel.
-    """
+    """Scale and shift from the large network's input to the small one's; None if they are equal."""
     if one is None or other is None:
         if one is not other:
             lacking = small if one is None else large
@@ -280,8 +270,8 @@ class Augmentation:
             values = moved if self.channels_last else np.moveaxis(moved, 3, 1)
         spread = values.std(axes, keepdims=True) * np.float32(_NOISE * self.strength)
         values = np.clip(values + spread * rng.standard_normal(values.shape, np.float32), low, high)
-        found: Array = values if batch.dtype.kind == "f" else np.rint(values)
-        return found.astype(batch.dtype)
+        rounded: Array = values if batch.dtype.kind == "f" else np.rint(values)
+        return rounded.astype(batch.dtype)
 
 
 def _sampling_grid(
@@ -400,12 +390,12 @@ class NetworkPair:
         last = prep is not None and prep.layout == "NHWC"
         wanted = decided(self._large(tried.batches(BATCH)), self.threshold)
         for strength in STRENGTHS:
-            found = Augmentation(strength, last)
-            scores = self._large(found.copies(tried.batches(BATCH)))
+            augmentation = Augmentation(strength, last)
+            scores = self._large(augmentation.copies(tried.batches(BATCH)))
             kept = (decided(scores, self.threshold) == wanted).all(axis=1).mean()
             if kept >= _LEAST_KEPT:
                 break
-        return found
+        return augmentation
 
     def _large(self, batches: Iterable[NDArray[Any]]) -> NDArray[np.float32]:
         return np.concatenate([_scores(self.large.session, batch) for batch in batches])
@@ -415,20 +405,16 @@ class NetworkPair:
     ) -> PairScores:
         """The results of both networks for an augmented copy of every image."""
         batches = augmentation.copies(images.batches(BATCH))
-        found = self.scores(batches, len(images), stage, progress)
-        return PairScores.of(found.small, found.large, self.threshold)
+        scores = self.scores(batches, len(images), stage, progress)
+        return PairScores.of(scores.small, scores.large, self.threshold)
 
     def scores(
         self, batches: Iterable[NDArray[Any]], total: int, stage: str, progress: Progress
     ) -> BothScores:
-        """The scores of both networks for prepared batches.
-
-        Raises:
-            ArtefactError: some are NaN or infinite.
-        """
+        """The scores of both networks for prepared batches."""
         pair = self.fit.pair
         small, large = self.small.session, self.large.session
-        found: tuple[list[Any], list[Any]] = ([], [])
+        parts: tuple[list[Any], list[Any]] = ([], [])
         seconds, done = [0.0, 0.0], 0
         for batch in batches:
             own = (
@@ -436,13 +422,13 @@ class NetworkPair:
                 if pair.scale is None or pair.shift is None
                 else batch * pair.scale + pair.shift
             )
-            for k, (session, given) in enumerate(((small, own), (large, batch))):
-                scores, taken = _timed(session, given, 1 if total > BATCH else _REPEATS)
-                found[k].append(scores)
+            for k, (session, inputs) in enumerate(((small, own), (large, batch))):
+                scores, taken = _timed(session, inputs, 1 if total > BATCH else _REPEATS)
+                parts[k].append(scores)
                 seconds[k] += taken
             done += len(batch)
             progress(stage, done, total)
-        first, second = (np.concatenate(part) for part in found)
+        first, second = (np.concatenate(part) for part in parts)
         for session, scores in ((small, first), (large, second)):
             if not np.isfinite(scores).all():
                 raise ArtefactError(

@@ -117,8 +117,8 @@ def choose_thresholds(
     """
 
     def cheapest(missed: int) -> Thresholds:
-        found = _letting_pass(usual, copies, missed, by_score)
-        return min(found, key=usual.share)
+        choices = _letting_pass(usual, copies, missed, by_score)
+        return min(choices, key=usual.share)
 
     first = cheapest(allowed)
     if usual.share(first) <= most_share:

@@ -64,12 +64,7 @@ _SETTINGS = "settings.json"
 
 
 def open_work(folder: Path, settings: str, resume: bool) -> None:
-    """Begin or continue a run in the folder.
-
-    Raises:
-        UsageError: it exists, and ``resume`` is off.
-        ArtefactError: it belongs to other settings.
-    """
+    """Begin or continue a run in the folder."""
     place = folder / _SETTINGS
     if path_kind(place) is None:
         make_folder(folder)
@@ -191,8 +186,8 @@ class _Pruning:
         evaluator = Evaluator(self.parent, images.held_out)
         self.warnings += evaluator.check_parent()  # before anything is written
         work = with_suffix_appended(self.output, WORK)
-        stated = asdict(replace(self.options, resume=False))
-        settings = [sha256(self.checkpoint), stated, asdict(recipe)]
+        options = asdict(replace(self.options, resume=False))
+        settings = [sha256(self.checkpoint), options, asdict(recipe)]
         open_work(work, json.dumps(settings, sort_keys=True), self.options.resume)
         best, rounds = self._rounds(images, evaluator, recipe, work)
         test = read_test(data, self.parent, limit, images)

@@ -45,7 +45,7 @@ def taylor(
         with torch.no_grad():
             for group in removable:
                 change = torch.zeros(group.units, dtype=torch.float64)
-                for each in group.made or group.read:
+                for each in group.written or group.read:
                     parameter = names.get(each.tensor)
                     if parameter is not None and parameter.grad is not None:
                         product = (parameter * parameter.grad).double()
@@ -67,7 +67,7 @@ def look_ahead(model: CapsuleModel, removable: Sequence[Group]) -> Importance:
     scores: Importance = {}
     for group in removable:
         score = torch.ones(group.units, dtype=torch.float64)
-        for side in (group.made, group.read):
+        for side in (group.written, group.read):
             weights = [each for each in side if state[each.tensor].ndim > 1]
             if weights:
                 squares = sum(
@@ -101,9 +101,9 @@ def parameters(model: nn.Module) -> int:
 def _count(model: CapsuleModel) -> int:
     total = 0
 
-    def add(module: nn.Module, inputs: tuple[Any, ...], made: Any) -> None:
+    def add(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         nonlocal total
-        total += _of(module, made, model.config.iterations, _once(model))
+        total += _of(module, output, model.config.iterations, _once(model))
 
     hooks = [m.register_forward_hook(add) for m in model.modules()]
     shape = model.config.preprocessing.shape
@@ -119,17 +119,17 @@ def _once(model: CapsuleModel) -> bool:
     return not isinstance(model, AttentionNetwork)
 
 
-def _of(module: nn.Module, made: Any, iterations: int, once: bool) -> int:
+def _of(module: nn.Module, output: Any, iterations: int, once: bool) -> int:
     if isinstance(module, nn.Conv2d):
-        return int(made.numel() * module.weight[0].numel())
+        return int(output.numel() * module.weight[0].numel())
     if isinstance(module, nn.Linear):
-        return int(made.numel() * module.in_features)
+        return int(output.numel() * module.in_features)
     if isinstance(module, DynamicCapsules):
         places, weight = module.grid[0] * module.grid[1], module.weight
         votes = weight[..., 0].numel()
         return places * (weight.numel() + _AGREEMENT * iterations * votes)
     if isinstance(module, EMCapsules | ClampedEMCapsules | AttentionLayer):
-        places = made[0].shape[1] * made[0].shape[2]
+        places = output[0].shape[1] * output[0].shape[2]
         weight = module.weight
         rows = weight.shape[-1]  # number of rows in a matrix pose
         if isinstance(module, AttentionLayer) and not module.matrix_pose:

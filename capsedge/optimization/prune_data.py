@@ -40,17 +40,17 @@ class PruningImages:
     @property
     def warnings(self) -> list[str]:
         """Why the accuracy on the images held out may mislead."""
-        found = []
+        warnings = []
         if not self.unseen:
-            found.append(
+            warnings.append(
                 "the parent may have been trained on the held-out images, so its accuracy there may be "
                 "too high"
             )
         if (count := len(self.held_out)) < _FEW:
-            found.append(
+            warnings.append(
                 f"only {count} images are held out for the search: each is {100 / count:.2g} points"
             )
-        return found
+        return warnings
 
 
 def read(data: Path, model: CapsuleModel, limit: int | None, seed: int) -> PruningImages:
@@ -61,9 +61,6 @@ def read(data: Path, model: CapsuleModel, limit: int | None, seed: int) -> Pruni
 
     Args:
         limit: maximum number of images of each split.
-
-    Raises:
-        UsageError: they cannot be read, have no labels, or are too few.
     """
     config = model.config
     whole = _part(data, "train", model, limit)
@@ -101,21 +98,17 @@ def _part(data: Path, part: str, model: CapsuleModel, limit: int | None) -> Imag
 def _validation(data: Path, model: CapsuleModel, limit: int | None) -> ImageSet | None:
     """The images that chose the model's epoch; None if the data has none."""
     try:
-        found = _part(data, "validation", model, limit)
+        images = _part(data, "validation", model, limit)
     except UsageError:
         return None
     # Of other data, such a split takes the place of test images.
-    return found if found.known == UNTRAINED or class_names(data) else None
+    return images if images.known == UNTRAINED or class_names(data) else None
 
 
 def read_test(
     data: Path, model: CapsuleModel, limit: int | None, images: PruningImages
 ) -> ImageSet | None:
-    """The test images, which are read only once, at the end; None if the data has none.
-
-    Raises:
-        UsageError: some are among the training images.
-    """
+    """The test images, which are read only once, at the end; None if the data has none."""
     try:
         test = _part(data, "test", model, limit)
     except UsageError:
@@ -141,12 +134,7 @@ class Evaluator:
         self._threshold = 0.0 if parent.score_name == "logits" else DEFAULT_THRESHOLD
 
     def check_parent(self) -> list[str]:
-        """Refuse an accuracy that is no better than chance; returns warnings if the images are too few to
-        decide.
-
-        Raises:
-            UsageError: the parent is no more accurate than chance.
-        """
+        """Refuse an accuracy no better than chance; returns warnings if the images are too few."""
         labels = self._data.labels
         if self._multi_label or labels is None:
             return []

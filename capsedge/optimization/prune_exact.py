@@ -33,9 +33,6 @@ def remove_exactly(model: CapsuleModel) -> tuple[CapsuleModel, Kept]:
     Returns:
         The smaller model (the same one if nothing is removed) and the kept units' indices in the original
         model.
-
-    Raises:
-        ParityError: the outputs differ, which is a bug in this package.
     """
     original, total = model, {g.name: tuple(range(g.units)) for g in groups(model)}
     while kept := _removable(model):
@@ -50,15 +47,15 @@ def remove_exactly(model: CapsuleModel) -> tuple[CapsuleModel, Kept]:
 def _removable(model: CapsuleModel) -> dict[str, tuple[int, ...]]:
     """The units to keep in each group that loses some."""
     state = model.state_dict()
-    found: dict[str, tuple[int, ...]] = {}
+    kept: dict[str, tuple[int, ...]] = {}
     for group in groups(model):
         gone = _silent(model, group, state) | _duplicates(model, group, state)
         if bool(gone.all()):
             gone[0] = False  # a layer cannot be empty
         if bool(gone.any()):
-            found[group.name] = tuple(torch.nonzero(~gone).flatten().tolist())
+            kept[group.name] = tuple(torch.nonzero(~gone).flatten().tolist())
     # One group at a time, since its removal may change what another reads.
-    return dict(list(found.items())[:1])
+    return dict(list(kept.items())[:1])
 
 
 def _silent(model: CapsuleModel, group: Group, state: State) -> Tensor:
@@ -68,8 +65,8 @@ def _silent(model: CapsuleModel, group: Group, state: State) -> Tensor:
         if not _silent_children(model):
             return none
         silent = _zero(group.read[:1], group.units, state)
-        if isinstance(model, CapsNet) and group.made:
-            silent |= _zero(group.made, group.units, state)
+        if isinstance(model, CapsNet) and group.written:
+            silent |= _zero(group.written, group.units, state)
         return silent
     modules = _after(model, group)
     if modules is None:
@@ -93,7 +90,7 @@ def _after(model: CapsuleModel, group: Group) -> list[nn.Module] | None:
     if not group.name.startswith("stem.") or isinstance(model.config.stem, ResNet):
         return None
     modules = list(model.stem)
-    start = int(group.made[0].tensor.split(".")[1]) + 1
+    start = int(group.written[0].tensor.split(".")[1]) + 1
     ends = [k for k in range(start, len(modules)) if isinstance(modules[k], Padded)]
     between = modules[start : ends[0] if ends else len(modules)]
     return between if all(isinstance(m, _CHANNELWISE) for m in between) else None
@@ -109,9 +106,9 @@ def _zero(slices: tuple[Slice, ...], units: int, state: State) -> Tensor:
 
 def _constant(group: Group, modules: list[nn.Module], state: State) -> Tensor:
     """The value of each constant unit; NaN for the others ``[units]``."""
-    name = group.made[0].tensor.removesuffix(".weight")
+    name = group.written[0].tensor.removesuffix(".weight")
     bias = state.get(f"{name}.bias", torch.zeros(group.units)).double()
-    value = bias.where(_zero(group.made[:1], group.units, state), torch.nan)
+    value = bias.where(_zero(group.written[:1], group.units, state), torch.nan)
     for module in modules:
         if isinstance(module, nn.BatchNorm2d):
             value = _normalized(module, value)
@@ -139,7 +136,7 @@ def _first(model: CapsuleModel, group: Group, state: State) -> Tensor:
     first = torch.arange(group.units)
     if _after(model, group) is None:
         return first
-    values = torch.cat([s.by_unit(state[s.tensor], group.units).double() for s in group.made], 1)
+    values = torch.cat([s.by_unit(state[s.tensor], group.units).double() for s in group.written], 1)
     known: dict[bytes, int] = {}
     for unit, row in enumerate(values.numpy()):
         first[unit] = known.setdefault(row.tobytes(), unit)
@@ -163,18 +160,14 @@ def _joined(model: CapsuleModel) -> CapsuleModel:
 
 @torch.no_grad()
 def _prove(original: CapsuleModel, smaller: CapsuleModel) -> None:
-    """Compare both in FP64 on random images.
-
-    Raises:
-        ParityError: an output differs by more than a change of summation order explains.
-    """
+    """Compare both in FP64 on random images."""
     generator = torch.Generator().manual_seed(0)
     shape = original.config.preprocessing.shape
     images = torch.rand(_PROBES, *shape, generator=generator, dtype=torch.float64) * 2 - 0.5
     wanted = copy.deepcopy(original).double().eval()(images)
-    found = copy.deepcopy(smaller).double().eval()(images)
+    outputs = copy.deepcopy(smaller).double().eval()(images)
     for name in ("scores", "poses"):
-        difference = (getattr(wanted, name) - getattr(found, name)).abs().max().item()
+        difference = (getattr(wanted, name) - getattr(outputs, name)).abs().max().item()
         if not difference <= _TOLERANCE * max(1.0, getattr(wanted, name).abs().max().item()):
             raise ParityError(
                 f"Removing units that should have no effect changed the {name} by {difference:.3g}.",

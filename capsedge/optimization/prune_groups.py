@@ -49,7 +49,7 @@ class Group:
     Attributes:
         name: such as ``stem.0 channels``.
         units: how many there are.
-        made: the weights that compute a unit.
+        written: the weights that compute a unit.
         read: the weights that take a unit's values.
         shrink: makes the configuration with only the units at given indices.
         step: number of units best removed at once, to match the kernels' vectors.
@@ -57,7 +57,7 @@ class Group:
 
     name: str
     units: int
-    made: tuple[Slice, ...]
+    written: tuple[Slice, ...]
     read: tuple[Slice, ...]
     shrink: Callable[[ModelConfig, tuple[int, ...]], ModelConfig]
     step: int = 1
@@ -65,7 +65,7 @@ class Group:
     @property
     def tensors(self) -> tuple[Slice, ...]:
         """All slices."""
-        return (*self.made, *self.read)
+        return (*self.written, *self.read)
 
 
 Kept = Mapping[str, tuple[int, ...]]
@@ -86,11 +86,7 @@ _BY_CHANNEL: dict[type[nn.Module], dict[str, int]] = {
 
 
 def groups(model: CapsuleModel) -> list[Group]:
-    """The units that can be removed from a model, from its input to its output.
-
-    Raises:
-        UnsupportedModelError: the family's structure is not supported.
-    """
+    """The units that can be removed from a model, from its input to its output."""
     if isinstance(model, CapsNet):
         return _capsnet(model)
     if isinstance(model, MatrixCapsules):
@@ -111,7 +107,7 @@ def _types(config: ModelConfig, keep: tuple[int, ...]) -> ModelConfig:
 
 def _capsnet(model: CapsNet) -> list[Group]:
     config = model.config
-    found = _stem(model, ["primary.conv"] if config.primary_groups == 1 else [])
+    groups = _stem(model, ["primary.conv"] if config.primary_groups == 1 else [])
     layers = [f"capsules.{k}." for k in range(len(config.capsule_layers))]
     first = layers[0] if layers else "classes."
     children = model.get_parameter(f"{first}weight").shape[0]
@@ -119,10 +115,10 @@ def _capsnet(model: CapsNet) -> list[Group]:
     pixels = config.primary_grouping == "pixels"
     if config.primary_groups == 1:
         read = _routed(model, first, *((1, places) if pixels else (places, 1)))
-        made = _rows(model, "primary.conv", config.primary_dim)
-        found.append(Group("primary types", config.primary_types, made, read, _types))
+        written = _rows(model, "primary.conv", config.primary_dim)
+        groups.append(Group("primary types", config.primary_types, written, read, _types))
     if not layers and not pixels:
-        found.append(
+        groups.append(
             Group(
                 "primary positions",
                 places,
@@ -135,11 +131,11 @@ def _capsnet(model: CapsNet) -> list[Group]:
         following = layers[k + 1] if k + 1 < len(layers) else "classes."
         types = config.capsule_layers[k].types
         outer = model.get_parameter(f"{following}weight").shape[0] // types
-        made = (Slice(f"{name}weight", 1),)
-        found.append(
-            Group(f"{name}types", types, made, _routed(model, following, outer, 1), _layer(k))
+        written = (Slice(f"{name}weight", 1),)
+        groups.append(
+            Group(f"{name}types", types, written, _routed(model, following, outer, 1), _layer(k))
         )
-    return found + _decoder(model, config.decoder)
+    return groups + _decoder(model, config.decoder)
 
 
 def _positions(config: ModelConfig, keep: tuple[int, ...]) -> ModelConfig:
@@ -156,36 +152,36 @@ def _routed(model: CapsNet, layer: str, outer: int, inner: int) -> tuple[Slice, 
 def _matrix(model: MatrixCapsules) -> list[Group]:
     config = model.config
     convolutions = ["primary_pose.conv", "primary_activation.conv"]
-    found = _stem(model, convolutions)
+    groups = _stem(model, convolutions)
     layers = [*(f"capsules.{k}." for k in range(len(config.capsule_layers))), "classes."]
-    made = (
+    written = (
         *_rows(model, convolutions[0], config.pose_side**2),
         *_rows(model, convolutions[1], 1),
     )
     read = (Slice(f"{layers[0]}weight", 2),)
-    found.append(Group("primary types", config.primary_types, made, read, _types))
+    groups.append(Group("primary types", config.primary_types, written, read, _types))
     for k, layer in enumerate(config.capsule_layers):
         name = layers[k]
-        made = (Slice(f"{name}weight", 3), Slice(f"{name}beta_u"), Slice(f"{name}beta_a"))
+        written = (Slice(f"{name}weight", 3), Slice(f"{name}beta_u"), Slice(f"{name}beta_a"))
         read = (Slice(f"{layers[k + 1]}weight", 2),)
-        found.append(Group(f"{name}types", layer.types, made, read, _layer(k)))
-    return found
+        groups.append(Group(f"{name}types", layer.types, written, read, _layer(k)))
+    return groups
 
 
 def _attention(model: AttentionCapsules) -> list[Group]:
     config = model.config
-    found = _stem(model, ["primary.conv"])
-    made = _rows(model, "primary.conv", config.pose_dim)
+    groups = _stem(model, ["primary.conv"])
+    written = _rows(model, "primary.conv", config.pose_dim)
     read = (Slice("capsules.0.weight", 2),)
-    found.append(Group("primary types", config.primary_types, made, read, _types))
+    groups.append(Group("primary types", config.primary_types, written, read, _types))
     count = len(config.capsule_layers)
     sizes = (*(layer.types for layer in config.capsule_layers), *config.dense_layers)
     for k, types in enumerate(sizes):
         shrink = _layer(k) if k < count else _dense(k - count)
-        made = (Slice(f"capsules.{k}.weight", 3),)
+        written = (Slice(f"capsules.{k}.weight", 3),)
         read = (Slice(f"capsules.{k + 1}.weight", 2),)
-        found.append(Group(f"capsules.{k}.types", types, made, read, shrink))
-    return found
+        groups.append(Group(f"capsules.{k}.types", types, written, read, shrink))
+    return groups
 
 
 def _rows(model: nn.Module, conv: str, inner: int) -> tuple[Slice, ...]:
@@ -238,16 +234,12 @@ def _decoder(model: CapsNet, sizes: tuple[int, ...]) -> list[Group]:
 
 
 def _stem(model: CapsuleModel, following: list[str]) -> list[Group]:
-    """The channels of the stem.
-
-    Args:
-        following: the convolutions after it; none if they need all of its last channels.
-    """
+    """The channels of the stem; no ``following`` convolutions if all of its last channels are needed."""
     if isinstance(model.config.stem, ResNet):
         return _residual(model, following)
     modules = list(model.stem)
     convolutions = [k for k, m in enumerate(modules) if isinstance(m, Padded)]
-    found = []
+    groups = []
     for number, k in enumerate(convolutions):
         last = number + 1 == len(convolutions)
         end = len(modules) if last else convolutions[number + 1]
@@ -257,14 +249,19 @@ def _stem(model: CapsuleModel, following: list[str]) -> list[Group]:
         grouped = not last and getattr(modules[end], "groups", 1) != 1
         if conv.groups != 1 or grouped or not names:
             continue  # a grouped convolution ties channels to one another
-        made = (*_rows(model, f"stem.{k}", 1), *_between(model, range(k + 1, end)))
+        written = (*_rows(model, f"stem.{k}", 1), *_between(model, range(k + 1, end)))
         read = tuple(Slice(f"{name}.weight", 1) for name in names)
-        found.append(
+        groups.append(
             Group(
-                f"stem.{number} channels", conv.out_channels, made, read, _conv(number), _CHANNELS
+                f"stem.{number} channels",
+                conv.out_channels,
+                written,
+                read,
+                _conv(number),
+                _CHANNELS,
             )
         )
-    return found
+    return groups
 
 
 def _conv(number: int) -> Shrink:
@@ -279,11 +276,11 @@ def _conv(number: int) -> Shrink:
 def _between(model: CapsuleModel, modules: range) -> list[Slice]:
     """The tensors by channel of the modules after a convolution."""
     state = model.state_dict()
-    found = []
+    slices = []
     for k in modules:
         dims = next((d for t, d in _BY_CHANNEL.items() if type(model.stem[k]) is t), {})
-        found += [Slice(f"stem.{k}.{n}", d) for n, d in dims.items() if f"stem.{k}.{n}" in state]
-    return found
+        slices += [Slice(f"stem.{k}.{n}", d) for n, d in dims.items() if f"stem.{k}.{n}" in state]
+    return slices
 
 
 def _residual(model: CapsuleModel, following: list[str]) -> list[Group]:
@@ -342,9 +339,6 @@ def keep_units(model: CapsuleModel, kept: Kept) -> CapsuleModel:
 
     Args:
         kept: what is kept, by the names in `families.groups`; groups not named are kept whole.
-
-    Raises:
-        KeyError: there is no such group.
     """
     names = {group.name for group in groups(model)}
     for name, keep in kept.items():

@@ -197,18 +197,18 @@ def sweep(
         >>> swept = capsedge.sweep("digits-em", "mnist", iterations=(1, 3))
         >>> [point.file for point in swept.front]
     """
-    given = [models] if isinstance(models, (str, Path)) else models
-    found = _named_apart([find_model(model) for model in given])
-    return _swept(found, Path(data), options, progress)
+    names = [models] if isinstance(models, (str, Path)) else models
+    sources = _named_apart([find_model(model) for model in names])
+    return _swept(sources, Path(data), options, progress)
 
 
 def _named_apart(models: Sequence[NamedModel]) -> list[NamedModel]:
     """The models; those of one name are called by the shortest paths that differ, such as ``a/model``."""
-    counts = Counter(found.name for found in models)
+    counts = Counter(network.name for network in models)
     same = [m for m in models if counts[m.name] > 1 and m.checkpoint is not None]
     names = distinct_names([m.checkpoint for m in same if m.checkpoint is not None], suffix=False)
     by_id = dict(zip(map(id, same), names, strict=True))
-    return [replace(found, name=by_id.get(id(found), found.name)) for found in models]
+    return [replace(network, name=by_id.get(id(network), network.name)) for network in models]
 
 
 def _swept(
@@ -218,34 +218,36 @@ def _swept(
     progress: Progress,
 ) -> SweepReport:
     _check(models, options)
-    sums = [sha256(found.checkpoint) for found in models if found.checkpoint is not None]
+    sums = [sha256(network.checkpoint) for network in models if network.checkpoint is not None]
     with ExitStack() as stack:
         scratch = stack.enter_context(temporary_folder())
         config = models[0].model.config
-        rule = joint(found.model.training_split for found in models)
+        rule = joint(network.model.training_split for network in models)
         calibration, search, warnings = _training_images(config, data, rule)
         progress(f"accuracy of the search on {search.described}")
         images = digest_of((calibration.digest() + search.digest()).encode()).hexdigest()
         folder = scratch if options.keep is None else options.keep
         state = State(folder, images)
-        made: list[SweepCandidate] = []
-        for found, checksum in zip(models, sums, strict=True):
-            maker = CandidateMaker(found, checksum, folder, state, calibration, search)
+        candidates: list[SweepCandidate] = []
+        for network, checksum in zip(models, sums, strict=True):
+            maker = CandidateMaker(network, checksum, folder, state, calibration, search)
             for count in options.iterations:
                 for one in maker.candidates(count, options.couplings, options.precision):
-                    made.append(one)
+                    candidates.append(one)
                     most = options.size * len(models)
-                    progress(f"{len(made)} of up to {most}: {one.kind}: {100 * one.accuracy:.2f} %")
+                    progress(
+                        f"{len(candidates)} of up to {most}: {one.kind}: {100 * one.accuracy:.2f} %"
+                    )
             warnings += list(dict.fromkeys(maker.warnings))
-        if not made:
+        if not candidates:
             raise UsageError(
                 "There are no candidates.", f"{warnings[-1]}.", "Add --couplings routed."
             )
-        points = pareto(_timed(made, options.threads, progress))
+        points = pareto(_timed(candidates, options.threads, progress))
         tested, notes = _test_images(config, data, rule, (calibration, search), options.limit)
         points = [_tested(p, folder, tested, progress) if p.front else p for p in points]
     return SweepReport(
-        models=tuple(found.name for found in models),
+        models=tuple(network.name for network in models),
         searched=len(search),
         searched_on=search.described,
         images=len(tested),
@@ -257,24 +259,24 @@ def _swept(
 
 
 def _check(models: Sequence[NamedModel], options: SweepOptions) -> None:
-    for found in models:
-        if not found.trained:
+    for network in models:
+        if not network.trained:
             raise UsageError(
-                f"{found.name} has no trained weights in this package.",
+                f"{network.name} has no trained weights in this package.",
                 "The accuracy of random weights is meaningless.",
                 "Pass a checkpoint with --checkpoint.",
             )
-        config, first = found.model.config, models[0].model.config
+        config, first = network.model.config, models[0].model.config
         if config.task != "single-label":
             raise UsageError(
-                f"{found.name} is a {config.task} model.",
+                f"{network.name} is a {config.task} model.",
                 "Data sets have one label per image, so its accuracy cannot be measured on them.",
                 "Compare its files with `capsedge quantize` and `capsedge verify`.",
             )
         for what in ("class_names", "preprocessing"):
             if getattr(config, what) != getattr(first, what):
                 raise UsageError(
-                    f"{models[0].name} and {found.name} do not fit each other.",
+                    f"{models[0].name} and {network.name} do not fit each other.",
                     f"Their {what.replace('_', ' ')} differ, so one data set cannot compare them.",
                     "Sweep checkpoints of one task together.",
                 )
@@ -290,11 +292,7 @@ def _check(models: Sequence[NamedModel], options: SweepOptions) -> None:
 def _training_images(
     config: ModelConfig, data: Path, rule: AnySplit | None
 ) -> tuple[ImageSet, ImageSet, list[str]]:
-    """Images to calibrate on, and others to compare candidates on; at most two thirds of the training images.
-
-    Raises:
-        UsageError: the data has no labels, or too few images.
-    """
+    """Images to calibrate on, and others to compare on; at most two thirds of the training images."""
     pool = read_images(data, config.preprocessing, "train", rule=rule, named=config.class_names)
     if pool.labels is None:
         raise UsageError(
@@ -351,17 +349,17 @@ def _test_images(
     return (tested if limit is None else tested.draw(limit, 0)), notes
 
 
-def _timed(made: Sequence[SweepCandidate], threads: int, progress: Progress) -> list[Point]:
+def _timed(candidates: Sequence[SweepCandidate], threads: int, progress: Progress) -> list[Point]:
     """All candidates with their latencies, measured in turns, each in its own process."""
     entrants = [
         Entrant(str(one.kind), Specification(CAPSEDGE, str(one.path), "", threads=threads), file)
-        for one in made
+        for one in candidates
         for file in [str(one.path)]
     ]
-    feeds = random_inputs(load(made[0].path, RuntimeOptions(threads=1)), 1)
-    measured = compare(entrants, feeds, TIMED, lambda said, *_: progress(f"latency: {said}"))
+    feeds = random_inputs(load(candidates[0].path, RuntimeOptions(threads=1)), 1)
+    measured = compare(entrants, feeds, TIMED, lambda stage, *_: progress(f"latency: {stage}"))
     points = []
-    for one, entry in zip(made, measured.entries, strict=True):
+    for one, entry in zip(candidates, measured.entries, strict=True):
         assert entry.latency is not None  # each computes what only it computes, so none differs
         points.append(
             Point(
@@ -399,9 +397,9 @@ def _tested(point: Point, folder: Path, images: ImageSet, progress: Progress) ->
         right = total = 0
         scores = session.roles.scores
         assert scores is not None  # a single-label model has scores
-        for batch, found in session.run_batches(images.inputs(), [scores]):
+        for batch, outputs in session.run_batches(images.inputs(), [scores]):
             labels = images.labels[total:][: len(batch)]
-            right += int((found[scores].argmax(1) == labels).sum())
+            right += int((outputs[scores].argmax(1) == labels).sum())
             total += len(batch)
     return replace(point, test_accuracy=right / total)
 
@@ -414,15 +412,7 @@ _AREA = 240.0  # area of the largest file's marker, in points squared
 
 
 def draw(sweep: SweepReport, path: Path) -> None:
-    """Write a PNG or an SVG, by the suffix: the front joined by a line, other points faint.
-
-    The accuracy shown is that of the search, in which all points are compared; the table gives the test
-    accuracy.
-
-    Raises:
-        EnvironmentProblem: matplotlib is not installed.
-        UsageError: the path cannot be written.
-    """
+    """Write a PNG or SVG: the front as a line, other points faint, at the search's accuracy."""
     figure = new_figure(8, 5)
     axis = figure.subplots()
     largest = max(point.bytes for point in sweep.points)

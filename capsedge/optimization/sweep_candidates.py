@@ -63,28 +63,28 @@ class State:
 
     def _read(self) -> None:
         try:
-            found = decode(_SweepDocument, json_documents.read(self._path))
-            if found.schema != SCHEMA:
-                raise MalformedJson(f"schema {found.schema}, not {SCHEMA}")
+            document = decode(_SweepDocument, json_documents.read(self._path))
+            if document.schema != SCHEMA:
+                raise MalformedJson(f"schema {document.schema}, not {SCHEMA}")
         except MalformedJson as error:
             raise ArtefactError(
                 f"{self._path} cannot be read.", f"{error}.", "Choose another folder for the files."
             ) from error
-        if found.images != self._images:
+        if document.images != self._images:
             raise UsageError(
                 f"{self._path.parent} holds a sweep that used other images.",
                 "Its files were calibrated and compared on those images.",
                 "Choose another folder for the files.",
             )
-        self._files = dict(found.files)
+        self._files = dict(document.files)
 
     def has(self, path: Path) -> bool:
         """Whether a file was made and has not changed."""
-        made = self._files.get(path.name)
+        recorded = self._files.get(path.name)
         return (
-            made is not None
+            recorded is not None
             and reading.path_kind(path) == reading.FILE
-            and sha256(path) == made.sha256
+            and sha256(path) == recorded.sha256
         )
 
     def accuracy(self, path: Path) -> float | None:
@@ -94,7 +94,7 @@ class State:
     def add(self, path: Path, accuracy: float | None = None) -> None:
         """Record a file that was written, and its accuracy if it was measured."""
         self._files[path.name] = _Made(sha256(path), accuracy)
-        files = {name: asdict(made) for name, made in self._files.items()}
+        files = {name: asdict(file) for name, file in self._files.items()}
         document = {"schema": SCHEMA, "images": self._images, "files": files}
         write_text(self._path, json.dumps(document, indent=2) + "\n")
 
@@ -141,7 +141,7 @@ class CandidateMaker:
     """Makes the candidates of one checkpoint, and reuses those of an earlier run.
 
     Attributes:
-        found: the model.
+        network: the model.
         sha256: checksum of its checkpoint.
         folder: the folder for the files.
         state: the files of earlier runs.
@@ -149,7 +149,7 @@ class CandidateMaker:
         warnings: candidates that could not be made, for the user.
     """
 
-    found: NamedModel
+    network: NamedModel
     sha256: str
     folder: Path
     state: State
@@ -174,15 +174,15 @@ class CandidateMaker:
                     source = source or FloatModel(base)
                     accuracy = self._measured(source, path, precision)
                 yield SweepCandidate(
-                    CandidateKind(self.found.name, iterations, kind, precision), path, accuracy
+                    CandidateKind(self.network.name, iterations, kind, precision), path, accuracy
                 )
 
     def _exported(self, iterations: int) -> Path:
         """The FP32 file with routing."""
-        name = Path(self.found.name).name  # checkpoints of one name differ in the checksum
+        name = Path(self.network.name).name  # checkpoints of one name differ in the checksum
         path = self.folder / f"{name}-{self.sha256[:8]}-{iterations}-fp32.onnx"
         if not self.state.has(path):
-            model = self.found.model
+            model = self.network.model
             export(model, path, ExportOptions(iterations=iterations, checkpoint_sha256=self.sha256))
             self.state.add(path)
         return path
@@ -190,12 +190,12 @@ class CandidateMaker:
     def _measured(self, source: FloatModel, path: Path, precision: str) -> float:
         """Write a file in a precision, unless it exists, and measure its accuracy."""
         if precision == "fp32":
-            made = source.model
+            model = source.model
         elif precision == "fp16":
-            made, _ = source.to_fp16(self.calibration)
+            model, _ = source.to_fp16(self.calibration)
         else:
             table = source.calibrate(self.calibration, "mse", None)
-            made, _ = source.emit(uniform_assignment(source.layers, "int8"), table, "ort-cpu")
+            model, _ = source.emit(uniform_assignment(source.layers, "int8"), table, "ort-cpu")
         if precision != "fp32":
             described = {
                 "target": "ort-cpu",
@@ -204,20 +204,20 @@ class CandidateMaker:
                 "data": self.calibration.source,
                 "data_sha256": self.calibration.digest(),
             }
-            source.with_metadata(made, precision, described)
-            write_shapes(made)
-            write_bytes(path, made.SerializeToString())
+            source.with_metadata(model, precision, described)
+            write_shapes(model)
+            write_bytes(path, model.SerializeToString())
         warnings = source.check_reference(self.search)
         self.warnings += [warning for warning in warnings if warning not in self.warnings]
-        accuracy = float(source.outcome(made, self.search).accuracy or 0)
+        accuracy = float(source.outcome(model, self.search).accuracy or 0)
         self.state.add(path, accuracy)
         return accuracy
 
     def _frozen(self, routed: Path, iterations: int) -> Path | None:
         """The file with frozen couplings; None if the routing has none to freeze."""
-        if iterations < 2 or self.found.model.config.routing == "em":
-            why = "EM routing" if self.found.model.config.routing == "em" else "one iteration"
-            self.warnings.append(f"{self.found.name}: {why} has no couplings to freeze")
+        if iterations < 2 or self.network.model.config.routing == "em":
+            why = "EM routing" if self.network.model.config.routing == "em" else "one iteration"
+            self.warnings.append(f"{self.network.name}: {why} has no couplings to freeze")
             return None
         path = routed.with_name(routed.name.replace("-fp32.onnx", "-frozen-fp32.onnx"))
         if not self.state.has(path):

@@ -52,10 +52,10 @@ class SweepOptions(Options):
             UsageError: a value is wrong.
         """
         super().__post_init__()
-        given: Any = self.iterations
-        if isinstance(given, str) or not isinstance(given, Iterable):
-            raise UsageError(f"Invalid iterations {given!r:.40}.", "It must be a tuple.")
-        for count in given:
+        counts: Any = self.iterations
+        if isinstance(counts, str) or not isinstance(counts, Iterable):
+            raise UsageError(f"Invalid iterations {counts!r:.40}.", "It must be a tuple.")
+        for count in counts:
             number = isinstance(count, Integral) and not isinstance(count, bool)
             if not (number and within(count, 1, limits.ITERATIONS)):
                 raise UsageError(
@@ -63,10 +63,10 @@ class SweepOptions(Options):
                     f"They are whole numbers {bounds(1, limits.ITERATIONS)}.",
                 )
         for name in ("iterations", "couplings", "precision"):
-            found = tuple(dict.fromkeys(getattr(self, name)))
-            if not found:
+            values = tuple(dict.fromkeys(getattr(self, name)))
+            if not values:
                 raise UsageError(f"No {name} were given.", "", "Leave the option out.")
-            object.__setattr__(self, name, found)
+            object.__setattr__(self, name, values)
 
     @property
     def size(self) -> int:

@@ -20,12 +20,7 @@ HOW_TO_GET = (
 
 
 def find_cuda_kernels() -> Path | None:
-    """The file that CAPSEDGE_CUDA_KERNELS names, else that of the package capsedge-cuda, else None.
-
-    Raises:
-        EnvironmentProblem: the variable names a file that does not exist, or the package is of another
-            version, or damaged.
-    """
+    """The file that CAPSEDGE_CUDA_KERNELS names, else that of the package capsedge-cuda, else None."""
     named = os.environ.get(VARIABLE)
     if named:
         return _named(Path(named))
@@ -43,20 +38,16 @@ def find_cuda_kernels() -> Path | None:
 
 
 def find_package() -> Path | None:
-    """The folder of the package capsedge-cuda, or None.
-
-    Raises:
-        EnvironmentProblem: it is of another version.
-    """
+    """The folder of the package capsedge-cuda, or None."""
     try:
         module = importlib.import_module(_MODULE)
     except ModuleNotFoundError:
         return None
-    found = getattr(module, "__version__", "unknown")
-    if found != VERSION:
+    version = getattr(module, "__version__", "unknown")
+    if version != VERSION:
         raise EnvironmentProblem(
             "The installed CUDA kernels are of another version than capsedge.",
-            f"capsedge-cuda is {found}, and capsedge is {VERSION}.",
+            f"capsedge-cuda is {version}, and capsedge is {VERSION}.",
             HOW_TO_GET,
         )
     return Path(str(module.__file__)).parent

@@ -54,14 +54,14 @@ def table() -> Mapping[str, Any]:
 
 def number(version: str) -> tuple[int, ...]:
     """``"36.4.3"`` as comparable numbers, up to the first part that is not a number."""
-    found = re.match(r"\d+(\.\d+)*", version)
-    return tuple(map(int, found[0].split("."))) if found else ()
+    match = re.match(r"\d+(\.\d+)*", version)
+    return tuple(map(int, match[0].split("."))) if match else ()
 
 
 def l4t_release(text: str) -> str:
     """``"36.4.3"`` from the first line of ``/etc/nv_tegra_release``; empty if the line has no release."""
-    found = re.search(r"R(\d+) \(release\), REVISION: ([\d.]+)", text)
-    return f"{found[1]}.{found[2]}" if found else ""
+    match = re.search(r"R(\d+) \(release\), REVISION: ([\d.]+)", text)
+    return f"{match[1]}.{match[2]}" if match else ""
 
 
 def jetpack_of(l4t: str) -> Mapping[str, Any] | None:
@@ -102,12 +102,12 @@ def nvidia_checks() -> list[Check]:
 
 def cuda_of_wheels() -> str:
     """``"12"`` or ``"13"``: the CUDA of the installed TensorRT wheels; empty if there is none, or both."""
-    found = []
+    versions = []
     for cuda in ("12", "13"):
         with suppress(importlib.metadata.PackageNotFoundError):
             importlib.metadata.version(f"tensorrt-cu{cuda}-bindings")
-            found.append(cuda)
-    return found[0] if len(found) == 1 else ""
+            versions.append(cuda)
+    return versions[0] if len(versions) == 1 else ""
 
 
 def jetpack(l4t: str) -> Check:
@@ -120,10 +120,12 @@ def jetpack(l4t: str) -> Check:
     if row["supported"] and not is_known(l4t):
         after = f"JetPack {row['jetpack']} (L4T {row['l4t']})"
         return Check("JetPack", _GPU, OK, f"L4T {l4t}, newer than capsedge knows: after {after}")
-    found = f"JetPack {row['jetpack']} (L4T {l4t}): CUDA {row['cuda']}, TensorRT {row['tensorrt']}"
+    release = (
+        f"JetPack {row['jetpack']} (L4T {l4t}): CUDA {row['cuda']}, TensorRT {row['tensorrt']}"
+    )
     if row["supported"]:
-        return Check("JetPack", _GPU, OK, found)
-    return Check("JetPack", _GPU, BROKEN, found, _OLD_JETPACK, _UPDATE)
+        return Check("JetPack", _GPU, OK, release)
+    return Check("JetPack", _GPU, BROKEN, release, _OLD_JETPACK, _UPDATE)
 
 
 def tensorrt(version: str, l4t: str, cuda: str = "", driver: str = "") -> Check:
@@ -192,9 +194,9 @@ def cuda(runtime: str, driver: str) -> Check:
         return Check("CUDA runtime", _GPU, OK, f"{runtime}, for which there is no GPU here")
     if number(driver) < number(runtime)[:1]:
         least = driver_for(runtime)
-        found = "no driver" if driver == "0.0" else f"a driver for {driver}"
+        installed = "no driver" if driver == "0.0" else f"a driver for {driver}"
         return Check(
-            "CUDA runtime", _GPU, BROKEN, f"{runtime}, with {found}", "nothing runs on the GPU",
+            "CUDA runtime", _GPU, BROKEN, f"{runtime}, with {installed}", "nothing runs on the GPU",
             f"install NVIDIA driver {least or 'of this CUDA version'} or later",
         )  # fmt: skip
     return Check("CUDA runtime", _GPU, OK, f"{runtime}, driver for {driver}")
@@ -223,13 +225,13 @@ def _plugin(tensorrt_version: str) -> Check:
     name, cost = "plugin library", "engines use native operators: same results, slower routing"
     majors = [number(tensorrt_version)[0]] if number(tensorrt_version) else PLUGIN_MAJORS
     try:
-        found = [path for path in map(find_plugin, majors) if path is not None]
+        plugins = [path for path in map(find_plugin, majors) if path is not None]
         why = no_plugin(majors[0])
     except CapsedgeError as error:
         return Check(name, _GPU, BROKEN, error.what, cost, error.fix)
-    if not found:
+    if not plugins:
         return Check(name, _GPU, MISSING, why.why.rstrip("."), cost, why.fix)
-    return Check(name, _GPU, OK, f"{found[0]}{'' if tensorrt_version else ' (but no TensorRT)'}")
+    return Check(name, _GPU, OK, f"{plugins[0]}{'' if tensorrt_version else ' (but no TensorRT)'}")
 
 
 # --- The diagnosis ---

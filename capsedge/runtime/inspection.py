@@ -64,10 +64,6 @@ def inspect_file(path: Path | str, batches: Sequence[int] = (1,)) -> Inspection:
     Args:
         path: the file; its kind is determined by its content, not its name.
         batches: batch sizes for which the votes' memory is computed.
-
-    Raises:
-        UsageError: no such file, or a batch below 1.
-        ArtefactError: the file is damaged or of no known kind.
     """
     path = Path(path)
     if not batches or min(batches) < 1:
@@ -125,7 +121,7 @@ def _checkpoint(path: Path) -> Inspection:
 
 def _damaged(file: BinaryIO, header: Header) -> list[NotFinite]:
     """The tensors of a checkpoint with NaN, and its weights and statistics with infinite values."""
-    found, start = [], file.tell()
+    problems, start = [], file.tell()
     for name, tensor in header.tensors.items():
         dtype, (begin, end) = _FLOATS.get(tensor.dtype), tensor.data_offsets
         if dtype is not None:
@@ -133,8 +129,8 @@ def _damaged(file: BinaryIO, header: Header) -> list[NotFinite]:
             values = np.frombuffer(file.read(end - begin), dtype).reshape(tensor.shape)
             if tensor.dtype == "BF16":
                 values = (values.astype(np.uint32) << 16).view(np.float32)
-            found.append(not_finite(name, values, infinite=not name.endswith(_WEIGHTS)))
-    return [each for each in found if each is not None]
+            problems.append(not_finite(name, values, infinite=not name.endswith(_WEIGHTS)))
+    return [each for each in problems if each is not None]
 
 
 def _onnx(path: Path, batches: Sequence[int]) -> Inspection:
@@ -202,7 +198,7 @@ def _largest(graph: GraphStructure, batches: Sequence[int]) -> list[Intermediate
     Other free dimensions (a batch folded with positions, in inlined bodies) have no size to compute with.
     """
     batch = {v.shape[0] for v in graph.inputs if v.shape}
-    found = []
+    values = []
     for value in graph.values:
         if not value.shape or not all(isinstance(d, int) for d in value.shape[1:]):
             continue
@@ -211,8 +207,8 @@ def _largest(graph: GraphStructure, batches: Sequence[int]) -> list[Intermediate
             continue
         bits = BITS.get(value.type, 0) * _per_image(value.shape)
         sizes = {n: (first if isinstance(first, int) else n) * bits // 8 for n in batches}
-        found.append(Intermediate(value.name, value.type, value.shape, sizes))
-    return sorted(found, key=lambda v: -max(v.bytes.values()))[:LARGEST]
+        values.append(Intermediate(value.name, value.type, value.shape, sizes))
+    return sorted(values, key=lambda v: -max(v.bytes.values()))[:LARGEST]
 
 
 def _constants(graph: GraphStructure) -> list[ValueInfo]:
@@ -281,8 +277,8 @@ def inspect(model: ModelLike, *, batch: int | Sequence[int] = 1) -> Inspection |
         ArtefactError: the file is damaged or of an unknown kind, or an engine has no metadata file.
 
     Example:
-        >>> found = capsedge.inspect("digits.onnx", batch=8)
-        >>> found.parameters, found.operators["capsedge"]
+        >>> inspection = capsedge.inspect("digits.onnx", batch=8)
+        >>> inspection.parameters, inspection.operators["capsedge"]
     """
     if not isinstance(model, bytes):
         model = as_path(model, MODEL_OR_BYTES)
@@ -290,23 +286,15 @@ def inspect(model: ModelLike, *, batch: int | Sequence[int] = 1) -> Inspection |
             return inspect_engine(model)
     batches = [batch] if isinstance(batch, int) else list(batch)
     with as_file(model) as path:
-        found = inspect_file(path, batches)
-    return replace(found, path="") if isinstance(model, bytes) else found
+        inspection = inspect_file(path, batches)
+    return replace(inspection, path="") if isinstance(model, bytes) else inspection
 
 
 # --- TensorRT engines, by their metadata file: nothing is loaded ---
 
 
 def engine_layers(path: Path, device: int = 0) -> list[EngineLayer]:
-    """The layers of an engine at its best sizes, with the model's layers that they belong to.
-
-    Needs TensorRT and the GPU that the engine was built for: only they know the layers.
-
-    Raises:
-        UsageError: there is no such engine.
-        EnvironmentProblem: TensorRT, CUDA or the GPU is missing.
-        ArtefactError: the engine does not fit this machine.
-    """
+    """The layers of an engine and the model's that they belong to; needs TensorRT and the engine's GPU."""
     from capsedge.runtime.backends.tensorrt_engine import LoadedEngine
 
     engine = LoadedEngine(path, device)
@@ -315,11 +303,7 @@ def engine_layers(path: Path, device: int = 0) -> list[EngineLayer]:
 
 
 def labelled_layers(path: Path, device: int = 0) -> list[dict[str, str]]:
-    """An engine's layers in the order in which they run, with the labels of ``capsedge profile``.
-
-    Raises:
-        as `engine_layers`.
-    """
+    """An engine's layers in the order in which they run, with the labels of ``capsedge profile``."""
     return [
         {
             "belongs_to": merge_locations(locations_in(f"{layer.name} {layer.metadata}")).label,
@@ -333,16 +317,7 @@ def labelled_layers(path: Path, device: int = 0) -> list[dict[str, str]]:
 
 
 def inspect_engine(path: Path, device: int = 0) -> EngineInspection:
-    """Read an engine's metadata file and compare it with this machine.
-
-    Args:
-        path: the engine; its metadata file is next to it.
-        device: number of the GPU that it would run on.
-
-    Raises:
-        UsageError: there is no such engine.
-        ArtefactError: there is no metadata file, it is damaged, or it belongs to other bytes.
-    """
+    """Read an engine's metadata file and compare it with this machine."""
     engine_info = metadata_files.read(path)
     runs, because, timed_for = None, "", ""
     try:

@@ -261,38 +261,45 @@ def _dimensions(shape: Shape | None) -> str:
     return "unknown" if shape is None else "x".join(map(str, shape)) or "scalar"
 
 
-def _facts(found: Inspection) -> list[tuple[str, str]]:
-    facts = [("file", found.path), ("size", format_bytes(found.bytes)), ("sha256", found.sha256)]
+def _facts(inspection: Inspection) -> list[tuple[str, str]]:
+    facts = [
+        ("file", inspection.path),
+        ("size", format_bytes(inspection.bytes)),
+        ("sha256", inspection.sha256),
+    ]
     stored = ", ".join(
-        f"{t.elements:,} {t.type} in {t.tensors} ({format_bytes(t.bytes)})" for t in found.tensors
+        f"{t.elements:,} {t.type} in {t.tensors} ({format_bytes(t.bytes)})"
+        for t in inspection.tensors
     )
-    facts += [("parameters", f"{found.parameters:,}"), ("tensors", stored or "none")]
-    if found.external_data:
+    facts += [("parameters", f"{inspection.parameters:,}"), ("tensors", stored or "none")]
+    if inspection.external_data:
         facts.append(("external data", "some weights are in other files beside this one"))
-    if found.training:
-        names = ", ".join(found.training[:3]) + (" ..." if len(found.training) > 3 else "")
+    if inspection.training:
+        names = ", ".join(inspection.training[:3]) + (
+            " ..." if len(inspection.training) > 3 else ""
+        )
         facts.append(
             ("training mode", f"{names}: the result of an image depends on the others of its batch")
         )
-    branching = sorted({"If", "Loop", "Scan"} & set(found.operators.get("standard", ())))
+    branching = sorted({"If", "Loop", "Scan"} & set(inspection.operators.get("standard", ())))
     if branching:
         facts.append(("CUDA graphs", f"none: {', '.join(branching)} cannot be captured"))
-    if found.kind == "onnx":
+    if inspection.kind == "onnx":
         opsets = ", ".join(
-            f"{domain or 'ai.onnx'} {version}" for domain, version in found.opsets.items()
+            f"{domain or 'ai.onnx'} {version}" for domain, version in inspection.opsets.items()
         )
-        facts.append(("format", f"ONNX IR {found.ir_version}, opset {opsets}"))
-        facts.append(("producer", found.producer or "not stated"))
-    if found.metadata is not None:
-        facts += _model(found.metadata)
-    elif found.kind == "onnx":
-        ours = found.producer == "capsedge"
+        facts.append(("format", f"ONNX IR {inspection.ir_version}, opset {opsets}"))
+        facts.append(("producer", inspection.producer or "not stated"))
+    if inspection.metadata is not None:
+        facts += _model(inspection.metadata)
+    elif inspection.kind == "onnx":
+        ours = inspection.producer == "capsedge"
         facts.append(("metadata", "none" if ours else "none: a file from another tool"))
-    if found.origin is not None:
-        facts += found.origin.facts()
-    if found.pruned is not None:
-        facts += found.pruned.facts()
-    for key, value in (found.configuration or {}).items():
+    if inspection.origin is not None:
+        facts += inspection.origin.facts()
+    if inspection.pruned is not None:
+        facts += inspection.pruned.facts()
+    for key, value in (inspection.configuration or {}).items():
         facts.append((f"config {key}", str(value)))
     return facts
 

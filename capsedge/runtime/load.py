@@ -87,16 +87,7 @@ def load_bytes(
     threads: int | None = None,
     ops: str = "auto",
 ) -> Session:
-    """Load the content of an ONNX file on the CPU.
-
-    Args:
-        data: the content.
-        path: its name in errors; nothing is read from there.
-        threads, ops: as for `load`.
-
-    Raises:
-        UsageError, EnvironmentProblem, UnsupportedModelError, ArtefactError: as `load`.
-    """
+    """Load the content of an ONNX file on the CPU."""
     return _load(ModelFile(Path(path), data), RuntimeOptions(threads=threads, ops=ops))
 
 
@@ -151,11 +142,7 @@ def _load_ensemble(files: Sequence[ModelFile], options: RuntimeOptions) -> Ensem
 
 
 def _check_different(paths: Sequence[Path]) -> None:
-    """Refuse a file that is given twice, even under different names.
-
-    Raises:
-        UsageError: two have the same content.
-    """
+    """Refuse a file that is given twice, even under different names."""
     seen: dict[str, Path] = {}
     for path in paths:
         if reading.path_kind(path) != reading.FILE:
@@ -175,17 +162,13 @@ def _check_different(paths: Sequence[Path]) -> None:
 
 
 def model_path(model: str | os.PathLike[str]) -> Path:
-    """The file that `load` is given, by its path or by its name in the zoo.
-
-    Raises:
-        UsageError: there is no such model.
-    """
+    """The file that `load` is given, by its path or by its name in the zoo."""
     path = as_path(model, MODEL)
     if not isinstance(model, str):
         return path
-    found = zoo.zoo_model(model)
-    if found is not None:
-        return found
+    of_zoo = zoo.zoo_model(model)
+    if of_zoo is not None:
+        return of_zoo
     plain = path.name == model and not path.suffix  # neither a folder nor a suffix: a name
     if plain and reading.path_kind(path) is None:
         raise zoo.unknown_model(model)

@@ -54,14 +54,14 @@ def power_mode() -> str:
         )
     except (OSError, subprocess.SubprocessError):
         return ""
-    found = re.search(r"Power Mode: *(\S+)", done.stdout)
-    return found[1] if found else ""
+    match = re.search(r"Power Mode: *(\S+)", done.stdout)
+    return match[1] if match else ""
 
 
 def versions(*packages: str) -> dict[str, str]:
     """Versions of those packages that are installed; imports none of them."""
-    found = {name: installed_version(name) for name in packages}
-    return {name: version for name, version in found.items() if version}
+    installed = {name: installed_version(name) for name in packages}
+    return {name: version for name, version in installed.items() if version}
 
 
 def installed_version(package: str) -> str:
@@ -211,10 +211,10 @@ def gpu() -> Check:
         return Check(name, _JOB, OK, f"{shown}, driver for {cuda}")
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     if hidden is not None:
-        found = f"driver for {cuda}, but CUDA_VISIBLE_DEVICES='{hidden}' hides the GPU"
-        return Check(name, _JOB, BROKEN, found, cost, "unset CUDA_VISIBLE_DEVICES")
-    found = f"driver for {cuda}, but no usable GPU (CUDA error {status})"
-    return Check(name, _JOB, BROKEN, found, cost, "run nvidia-smi and follow what it says")
+        problem = f"driver for {cuda}, but CUDA_VISIBLE_DEVICES='{hidden}' hides the GPU"
+        return Check(name, _JOB, BROKEN, problem, cost, "unset CUDA_VISIBLE_DEVICES")
+    problem = f"driver for {cuda}, but no usable GPU (CUDA error {status})"
+    return Check(name, _JOB, BROKEN, problem, cost, "run nvidia-smi and follow what it says")
 
 
 def _nvidia_smi() -> str:

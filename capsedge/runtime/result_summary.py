@@ -195,12 +195,7 @@ TIP = "tip:"  # before the text that `inline_svg` shows where the pointer rests,
 
 
 def check_chart(path: Path) -> None:
-    """Check before long work that a chart can be drawn and written.
-
-    Raises:
-        EnvironmentProblem: matplotlib is not installed.
-        UsageError: the path cannot be written.
-    """
+    """Check before long work that a chart can be drawn and written."""
     check_writable(path)
     if importlib.util.find_spec("matplotlib") is None:
         raise EnvironmentProblem(
@@ -211,12 +206,7 @@ def check_chart(path: Path) -> None:
 
 
 def check_picture(path: Path) -> None:
-    """Check before long work that a PNG or an SVG can be drawn and written.
-
-    Raises:
-        EnvironmentProblem: matplotlib is not installed.
-        UsageError: the suffix is another, or the path cannot be written.
-    """
+    """Check before long work that a PNG or an SVG can be drawn and written."""
     if path.suffix not in (".png", ".svg"):
         raise UsageError(
             f"{path} is neither a .png nor an .svg file.", "", "For example: --picture front.svg."
@@ -304,8 +294,8 @@ def _for_a_page(element: ElementTree.Element) -> None:
         if child.tag in ("style", "clipPath"):
             element.remove(child)
     element.tag = element.tag.rpartition("}")[2]
-    given, element.attrib = element.attrib, {}
-    for key, value in given.items():
+    attributes, element.attrib = element.attrib, {}
+    for key, value in attributes.items():
         name = key.rpartition("}")[2]
         if name == "style":
             value = _FONT.sub("system-ui,sans-serif", value.replace("#000000", "currentColor"))

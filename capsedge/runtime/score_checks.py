@@ -45,11 +45,7 @@ class Probes:
 
 
 def probes(shape: Sequence[int], preprocessing: Preprocessing | None = None) -> Probes:
-    """Images for an input of this shape, ``[C, H, W]`` or ``[H, W, C]``.
-
-    Args:
-        preprocessing: how pixels become the input; without it they go from 0 to 1.
-    """
+    """Images ``[C, H, W]`` or ``[H, W, C]``; values from 0 to 1 without a preprocessing."""
     channels_last = preprocessing is not None and preprocessing.layout == "NHWC"
     channels, height, width = (shape[2], *shape[:2]) if channels_last else tuple(shape)
     few = 2 if channels * height * width > _LARGE else 1
@@ -74,15 +70,15 @@ def probes(shape: Sequence[int], preprocessing: Preprocessing | None = None) -> 
 def _drawn(rng: np.random.Generator, count: int, shape: tuple[int, int, int]) -> Floats:
     """Bright bars and patches on a dark ground, and the reverse; coloured where there are colours."""
     channels, height, width = shape
-    found = np.zeros((count, *shape), np.float32)
-    for image in found:
+    images = np.zeros((count, *shape), np.float32)
+    for image in images:
         for _ in range(3):
             top, left = rng.integers(0, height), rng.integers(0, width)
             bottom = top + rng.integers(1, height // 2 + 2)
             right = left + rng.integers(1, width // 2 + 2)
             image[:, top:bottom, left:right] = rng.random((channels, 1, 1)) / 2 + 0.5
-    found[1::4] = 1 - found[1::4]
-    return found
+    images[1::4] = 1 - images[1::4]
+    return images
 
 
 def _prepared(pixels: Floats, preprocessing: Preprocessing | None) -> Floats:
@@ -120,11 +116,7 @@ def score_warnings(session: Session) -> tuple[str, ...]:
 
 
 def run_probes(session: Session, preprocessing: Preprocessing | None) -> tuple[Probes, Arrays]:
-    """Check images, and the outputs on them; sizes that the file leaves open are 32.
-
-    Raises:
-        ValueError: the input takes other images, or no floats.
-    """
+    """Check images, and the outputs on them; sizes that the file leaves open are 32."""
     port = session.inputs[0]
     shape = [size if isinstance(size, int) else 32 for size in port.shape[1:]]
     if preprocessing is not None:
@@ -138,8 +130,8 @@ def run_probes(session: Session, preprocessing: Preprocessing | None) -> tuple[P
         raise ValueError(f"the input takes {port.dtype}, and images become floats")
     images = probes(shape, preprocessing)
     parts: dict[str, list[NDArray[Any]]] = {}
-    for _, found in session.run_batches(images.images):
-        for name, value in found.items():
+    for _, batch in session.run_batches(images.images):
+        for name, value in batch.items():
             parts.setdefault(name, []).append(np.atleast_1d(value))
     return images, {name: np.concatenate(values) for name, values in parts.items()}
 
@@ -163,11 +155,7 @@ def check_scores(
 
 
 def check_computed(choice: ScoresChoice) -> None:
-    """Refuse scores that a file does not hold as an output.
-
-    Raises:
-        UsageError: they would have to be computed from one.
-    """
+    """Refuse scores that a file does not hold as an output."""
     if choice.form == AS_IT_IS:
         return
     line = ONE_LINE if choice.poses else f"return {choice.output}.flatten(1)"

@@ -122,15 +122,9 @@ def describe_model(
     refuse.
 
     Args:
-        data: the file.
         description: what to state.
         base: metadata to begin with; by default the file's own.
-        name: the name of the file in errors.
         runnable: the same graph, to be run in place of the file.
-
-    Raises:
-        UsageError: the description contradicts itself or does not fit the network.
-        ArtefactError, EnvironmentProblem, UnsupportedModelError: the file cannot be read or run.
     """
     path, runnable = Path(name), runnable or data
     if base is None:
@@ -180,11 +174,7 @@ _FITS_COMMAND = (
 
 
 def checked_properties(metadata: ModelMetadata, name: Path | str = "the model") -> dict[str, str]:
-    """The properties of metadata, which the package reads back.
-
-    Raises:
-        UsageError: it would refuse them.
-    """
+    """The properties of metadata, which the package reads back. Raises UsageError if it would refuse them."""
     try:
         properties = metadata.to_properties()
         read = ModelMetadata.from_properties(properties)
@@ -199,9 +189,7 @@ def checked_properties(metadata: ModelMetadata, name: Path | str = "the model") 
 
 
 def _in_words(metadata: ModelMetadata | None) -> Any:
-    """The part of the metadata that readers use; records of export and calibration may hold NaN, which reads
-    as null.
-    """
+    """The metadata that readers use; other records may hold NaN, which reads as null."""
     return metadata and dataclasses.replace(metadata, configuration={}, calibration={}, parity={})
 
 
@@ -224,9 +212,6 @@ def metadata_for(
     Args:
         session: session of the network, read without its metadata.
         base: what it states so far.
-
-    Raises:
-        UsageError: the description contradicts itself or does not fit the network.
     """
     check_takes_images(str(session.path), {p.name: p.shape for p in session.inputs})
     try:
@@ -268,15 +253,7 @@ def metadata_for(
 
 
 def check_takes_images(name: str, inputs: Mapping[str, Sequence[int | str | None]]) -> None:
-    """Refuse a network whose input is not images.
-
-    Args:
-        name: name of the network.
-        inputs: shapes by name.
-
-    Raises:
-        UsageError: it has several, or not one of four axes.
-    """
+    """Refuse a network whose input is not images."""
     if [len(shape) for shape in inputs.values()] != [4]:
         shapes = ", ".join(f"{port} {list(shape)}" for port, shape in inputs.items())
         raise UsageError(
@@ -294,8 +271,8 @@ def _typical_input(
         return base.typical_input if preprocessing == base.preprocessing else None
     if preprocessing is None:
         raise ValueError("typical images need the preprocessing of the model, such as its --size")
-    found: TypicalInput = description.typical(preprocessing)
-    return found
+    typical: TypicalInput = description.typical(preprocessing)
+    return typical
 
 
 def preprocessing_for(
@@ -304,29 +281,22 @@ def preprocessing_for(
     base: Preprocessing | None,
     name: str,
 ) -> Preprocessing | None:
-    """How images become the input ``[N, *sizes]``, by a description and what was known before.
-
-    Args:
-        name: name of the network, in errors.
-
-    Raises:
-        UsageError, ValueError: the description does not fit, or does not state a size.
-    """
-    given = description.preprocessing
-    if given is None or isinstance(given, Preprocessing):
-        return given or base
+    """How images become the input ``[N, *sizes]``, by a description and what was known before."""
+    described = description.preprocessing
+    if described is None or isinstance(described, Preprocessing):
+        return described or base
     known = {field.name for field in dataclasses.fields(Preprocessing)}
-    if not known >= set(given):
-        raise ValueError(f"preprocessing has no {', '.join(sorted(set(given) - known))}")
-    changes = dict(given)
+    if not known >= set(described):
+        raise ValueError(f"preprocessing has no {', '.join(sorted(set(described) - known))}")
+    changes = dict(described)
     if base is not None:
         return dataclasses.replace(base, **changes)
     names = ("channels", "height", "width")
     if changes.setdefault("layout", _layout(sizes)) == "NHWC":
         sizes = (sizes[2], sizes[0], sizes[1])
-    for name, found in zip(names, sizes, strict=True):
-        if isinstance(found, int):
-            changes.setdefault(name, found)
+    for name, size in zip(names, sizes, strict=True):
+        if isinstance(size, int):
+            changes.setdefault(name, size)
     missing = [name for name in names if name not in changes]
     if missing:
         raise UsageError(
@@ -343,11 +313,7 @@ def _layout(sizes: Sequence[int | str | None]) -> str:
 
 
 def task_of(description: Description, base: ModelMetadata) -> str:
-    """The task that a description gives a network.
-
-    Raises:
-        ValueError: the description contradicts itself.
-    """
+    """The task that a description gives a network."""
     task = description.task
     if task is None and description.class_names is not None:
         task = base.task if base.task in CLASSIFICATION else CLASSIFICATION[0]
@@ -427,16 +393,16 @@ def _scores(
         _output(probed, poses, len(value)).ndim < 3 or probed[poses].shape[1] != value.shape[1]
     ):
         raise ValueError(f"{poses} has {_sizes(probed[poses])}, not a pose for each class")
-    found = Outputs(scores=scores, kind=kind, poses=poses)
+    outputs = Outputs(scores=scores, kind=kind, poses=poses)
     only = len(set(SCORES) & set(probed)) == 1
-    made = chosen is not None and chosen.made_of
+    computed = chosen is not None and chosen.made_of
     if (
         only
-        and not made
-        and found == Outputs(scores=scores, kind=_KIND_BY_NAME.get(scores, ""), poses=POSES)
+        and not computed
+        and outputs == Outputs(scores=scores, kind=_KIND_BY_NAME.get(scores, ""), poses=POSES)
     ):
         return _Scored(scores, kind, None, chosen)
-    return _Scored(scores, kind, found, chosen)
+    return _Scored(scores, kind, outputs, chosen)
 
 
 def _posed(probed: Arrays, name: str, scores: NDArray[Any]) -> bool:

@@ -18,22 +18,14 @@ _HERE = Path(__file__).parents[1] / "zoo"
 
 
 def zoo_checkpoint(name: str) -> Path:
-    """The trained checkpoint of a model of the zoo, such as ``digits-em``.
-
-    Raises:
-        UsageError: there is no such model.
-    """
+    """The trained checkpoint of a model of the zoo, such as ``digits-em``."""
     if name not in MODELS:
         raise unknown_model(name)
     return _HERE / f"{name}.safetensors"
 
 
 def checkpoint_of_routing(routing: str) -> Path:
-    """The trained checkpoint of a routing, such as ``em``.
-
-    Raises:
-        UsageError: there is no such routing.
-    """
+    """The trained checkpoint of a routing, such as ``em``. Raises UsageError if there is no such routing."""
     if routing not in ROUTINGS:
         raise UsageError(
             f"Unknown routing '{routing}'.", "", f"Choose one of: {', '.join(ROUTINGS)}."
@@ -60,12 +52,7 @@ def checkpoint_by_sha256(sha256: str) -> Path | None:
 
 
 def checkpoint_option(model: Path, sha256: str) -> str:
-    """The option by which `capsedge verify` takes the checkpoint of a file; empty if it is of the package.
-
-    Args:
-        model: the file, in whose folder the checkpoint is looked for.
-        sha256: the checkpoint's checksum.
-    """
+    """The option by which `capsedge verify` takes a file's checkpoint; empty if it is of the package."""
     from capsedge.runtime.files.reading import list_folder
     from capsedge.runtime.files.writing import sha256 as checksum
 
@@ -75,8 +62,8 @@ def checkpoint_option(model: Path, sha256: str) -> str:
     files = [
         folder / name for name in list_folder(folder) if name.endswith((".safetensors", ".pt"))
     ]
-    found = (file for file in files[:_LOOKED_AT] if file.is_file() and checksum(file) == sha256)
-    return f" --checkpoint {shlex.quote(str(next(found, 'CHECKPOINT')))}"
+    matching = (file for file in files[:_LOOKED_AT] if file.is_file() and checksum(file) == sha256)
+    return f" --checkpoint {shlex.quote(str(next(matching, 'CHECKPOINT')))}"
 
 
 def zoo_model(name: str) -> Path | None:

@@ -41,9 +41,6 @@ def parse(data: bytes) -> Any:
 
     Args:
         data: UTF-8. Short lists of numbers stay lists; a list with texts or objects must not contain lists.
-
-    Raises:
-        MalformedBody: it is no JSON, names a key twice, or exceeds the limits.
     """
     reader = _Reader(data)
     value = reader.value(0)
@@ -60,7 +57,7 @@ class _Reader:
         self.data, self.at = data, 0
         self._remaining = limits.REQUEST_ITEMS
         self._numbers = limits.REQUEST_VALUES
-        self._found: dict[bytes, int] = {}  # position of the next character of each kind
+        self._positions: dict[bytes, int] = {}  # position of the next character of each kind
 
     def value(self, depth: int) -> Any:
         self.space()
@@ -101,28 +98,28 @@ class _Reader:
 
     def _next(self, character: bytes) -> int:
         """The position of the next such character; the length if there is none. Every byte is read once."""
-        if self._found.get(character, -1) < self.at:
-            found = self.data.find(character, self.at)
-            self._found[character] = len(self.data) if found < 0 else found
-        return self._found[character]
+        if self._positions.get(character, -1) < self.at:
+            position = self.data.find(character, self.at)
+            self._positions[character] = len(self.data) if position < 0 else position
+        return self._positions[character]
 
     def _object(self, depth: int) -> dict[str, Any]:
         self._count()
         self.at += 1
-        found: dict[str, Any] = {}
+        members: dict[str, Any] = {}
         if self._take(b"}"):
-            return found
+            return members
         while True:
             self.space()
             if self.data[self.at : self.at + 1] != b'"':
                 self.fail("it is not JSON: a name is missing")
             name = self._text().decode()
-            if name in found:
+            if name in members:
                 self.fail(f"it names {name[:80]!r} twice")
             self._expect(b":")
-            found[name] = self.value(depth + 1)
+            members[name] = self.value(depth + 1)
             if self._take(b"}"):
-                return found
+                return members
             self._expect(b",")
 
     def _list(self, depth: int) -> Any:
@@ -131,27 +128,27 @@ class _Reader:
             return self._plain(end + 1)
         self._count()
         self.at += 1
-        found: list[Any] = []
+        items: list[Any] = []
         while True:
             self.space()
             first = self.data[self.at : self.at + 1]
             if first == b'"':
-                found.append(self._text())
+                items.append(self._text())
             elif first == b"[":
                 self.fail("lists in a list may hold only numbers")
             else:
-                found.append(self.value(depth + 1))
+                items.append(self.value(depth + 1))
             if self._take(b"]"):
-                return found
+                return items
             self._expect(b",")
 
     def _scalar(self) -> Any:
         self._count()
-        found = _SCALAR.match(self.data, self.at)
-        if found is None:
+        match = _SCALAR.match(self.data, self.at)
+        if match is None:
             self.fail("it is not JSON: a value is missing")
-        value = self._loads(found[0])
-        self.at = found.end()
+        value = self._loads(match[0])
+        self.at = match.end()
         return value
 
     def _loads(self, text: bytes) -> Any:
@@ -207,11 +204,11 @@ class _Reader:
             self._count(1 + text.count(b",") + lists)
             if lists > limits.JSON_DEPTH and _depth(text) > limits.JSON_DEPTH:
                 self.fail(f"it is nested over {limits.JSON_DEPTH} deep")
-            found = self._loads(text)
+            values = self._loads(text)
         else:
-            found = self._array(end)
+            values = self._array(end)
         self.at = end
-        return found
+        return values
 
     def _array(self, end: int) -> NDArray[Any]:
         data, last = self.data, end - 1
@@ -250,10 +247,10 @@ class _Reader:
             at = cut + 1
         if {"b"} < {part.dtype.kind for part in parts}:
             self.fail("a list holds truth values next to numbers")
-        sizes, found = self._sizes(b"".join(shape)), _joined(parts)
-        if math.prod(sizes) != found.size:
+        sizes, numbers = self._sizes(b"".join(shape)), _joined(parts)
+        if math.prod(sizes) != numbers.size:
             self.fail("a list is empty")
-        return found.reshape(sizes)
+        return numbers.reshape(sizes)
 
     def _sizes(self, brackets: bytes) -> tuple[int, ...]:
         """The sizes of lists in lists, from their brackets and commas alone."""

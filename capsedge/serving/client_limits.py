@@ -59,9 +59,6 @@ class MemoryBudget:
         """Receive a gRPC message, once there is room for it.
 
         A message that takes over a second to arrive loses its place to the next in line.
-
-        Raises:
-            Full: there is no place, or it was lost.
         """
         loop = asyncio.get_running_loop()
         until = loop.time() + _PATIENCE
@@ -93,11 +90,7 @@ class BudgetShare:
         self._budget, self._bytes = budget, 0
 
     def take(self, count: int) -> None:
-        """Count more bytes.
-
-        Raises:
-            Full: the server holds too many.
-        """
+        """Count more bytes. Raises Full if the server holds too many."""
         if count and self._budget.bytes + count > self._budget.limit:
             raise Full
         self._budget.bytes += count

@@ -74,11 +74,7 @@ class DynamicBatcher(Generic[RequestT, ResponseT]):
             running.cancel()
 
     async def submit(self, request: RequestT) -> ResponseT:
-        """The answer to a request.
-
-        Raises:
-            Exception: the error that `run` returned for it, or raised.
-        """
+        """The answer to a request."""
         loop = asyncio.get_running_loop()
         latest = loop.time() + self._seconds
         one = _Waiting(request, self._images(request), loop.create_future(), latest)

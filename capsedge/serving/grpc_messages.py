@@ -43,11 +43,11 @@ def set_parameters(owner: Any, parameters: Mapping[str, str | int]) -> None:
 def metadata_message(document: Mapping[str, Any]) -> Any:
     """A ModelMetadataResponse, made from the document sent over HTTP."""
     plain = {key: document[key] for key in ("name", "versions", "platform")}
-    found = message("ModelMetadataResponse")(**plain)
-    set_parameters(found, document["parameters"])
+    response = message("ModelMetadataResponse")(**plain)
+    set_parameters(response, document["parameters"])
     for key in ("inputs", "outputs"):
-        _add_tensors(getattr(found, key), document[key])
-    return found
+        _add_tensors(getattr(response, key), document[key])
+    return response
 
 
 def _add_tensors(owner: Any, tensors: Sequence[Mapping[str, Any]]) -> None:

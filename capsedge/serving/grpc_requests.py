@@ -35,11 +35,7 @@ _BYTES_CONTENTS = 8
 
 
 def from_grpc(data: bytes) -> tuple[str, str, InferRequest]:
-    """The model's name, its version and the request in a ModelInferRequest.
-
-    Raises:
-        MalformedRequest: it is none, or exceeds a limit.
-    """
+    """The model's name, its version and the request in a ModelInferRequest."""
     try:
         return _RequestReader(data).request()
     except protobuf.MalformedProtobuf as error:
@@ -56,7 +52,7 @@ class _RequestReader:
 
     def request(self) -> tuple[str, str, InferRequest]:
         texts = {1: "", 2: "", 3: ""}  # name, version, id
-        found, raw = InferRequest([]), list[tuple[int, int]]()
+        request, raw = InferRequest([]), list[tuple[int, int]]()
         parameters: dict[str, Any] = {}
         for number, a, b in self._wire.messages(0, len(self._data)):
             if number in texts:
@@ -64,15 +60,15 @@ class _RequestReader:
             elif number == 4:
                 self._parameter(a, b, parameters)
             elif number == 5:
-                found.inputs.append(self._input(a, b))
+                request.inputs.append(self._input(a, b))
             elif number == 6:
-                found.outputs.append(self._output(a, b))
+                request.outputs.append(self._output(a, b))
             elif number == 7:
                 raw.append((a, b))
-        found.parameters, found.id, found.raw = parameters, texts[3], bool(raw)
+        request.parameters, request.id, request.raw = parameters, texts[3], bool(raw)
         if raw:
-            self._give(found.inputs, raw)
-        return texts[1], texts[2], found
+            self._give(request.inputs, raw)
+        return texts[1], texts[2], request
 
     def _input(self, start: int, end: int) -> Input:
         texts, shape, parameters = {1: "", 2: ""}, list[int](), dict[str, Any]()
@@ -115,19 +111,19 @@ class _RequestReader:
 
     def _value(self, start: int, end: int) -> Any:
         """The value of an InferParameter; the last of its fields counts."""
-        found: Any = None
+        value: Any = None
         for number, kind, a, b in self._wire.fields(start, end):
             if (number, kind) == (1, VARINT):
-                found = a != 0
+                value = a != 0
             elif (number, kind) == (2, VARINT):
-                found = a - (1 << 64) if a >> 63 else a
+                value = a - (1 << 64) if a >> 63 else a
             elif (number, kind) == (3, BYTES):
-                found = self._text(a, b)
+                value = self._text(a, b)
             elif (number, kind) == (4, FIXED64):
-                found = float(np.frombuffer(self._data, "<f8", 1, a)[0])
+                value = float(np.frombuffer(self._data, "<f8", 1, a)[0])
             elif (number, kind) == (5, VARINT):
-                found = a
-        return found
+                value = a
+        return value
 
     def _contents(self, start: int, end: int, into: dict[int, list[Any]]) -> None:
         for number, kind, a, b in self._wire.fields(start, end):
@@ -136,15 +132,15 @@ class _RequestReader:
             elif number in _CONTENTS:
                 fixed = _FIXED.get(number)
                 if kind == BYTES:
-                    found = self._numbers(number, a, b)
+                    values = self._numbers(number, a, b)
                 elif kind == fixed:
-                    found = self._fixed(_CONTENTS[number], a, b)
+                    values = self._fixed(_CONTENTS[number], a, b)
                 elif kind == VARINT and fixed is None:
-                    found = _cast(np.array([a], np.uint64), _CONTENTS[number])
+                    values = _cast(np.array([a], np.uint64), _CONTENTS[number])
                 else:
                     continue
-                self._count(found.size)
-                into.setdefault(number, []).append(found)
+                self._count(values.size)
+                into.setdefault(number, []).append(values)
 
     def _numbers(self, number: int, a: int, b: int) -> NDArray[Any]:
         if number in _FIXED:
@@ -180,12 +176,12 @@ class _RequestReader:
         lengths = ends - starts + 1
         if lengths.max() > 10:
             raise MalformedRequest("a number does not end")
-        found = np.zeros(len(ends), np.uint64)
+        numbers = np.zeros(len(ends), np.uint64)
         for place in range(int(lengths.max())):
             there = lengths > place
             bits = (read[starts[there] + place] & 0x7F).astype(np.uint64)
-            found[there] |= bits << np.uint64(7 * place)
-        return found
+            numbers[there] |= bits << np.uint64(7 * place)
+        return numbers
 
     def _text(self, a: int, b: int) -> str:
         if b - a > _TEXT:

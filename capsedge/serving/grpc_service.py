@@ -80,7 +80,6 @@ class _Service:
 
     Args:
         models: by name and version; the default version is also there as the empty one.
-        version: version of the server.
         budget: counts what the server holds.
         stopping: whether the server is being stopped.
     """
@@ -165,8 +164,8 @@ class _Service:
         with access, self._budget.share() as share:
             message.share, message.access = share, access
             try:
-                found = await self._response(respond, message)
-                await asyncio.wait_for(context.write(found), limits.REQUEST_SECONDS)
+                response = await self._response(respond, message)
+                await asyncio.wait_for(context.write(response), limits.REQUEST_SECONDS)
                 access.status = "OK"
                 return
             except asyncio.TimeoutError:
@@ -181,11 +180,7 @@ class _Service:
             await context.abort(code, printable(why))
 
     async def _response(self, respond: _Respond, message: _Message) -> bytes:
-        """An answer.
-
-        Raises:
-            _RefusedCall: the request is wrong, or the server failed.
-        """
+        """An answer. Raises _RefusedCall if the request is wrong, or the server failed."""
         try:
             message.share.take(message.size)
             return await respond(message)
@@ -226,10 +221,10 @@ class _Service:
         return await run_off_loop(size_of(answer), to_grpc, answer, raw)
 
     def _named(self, name: str, version: str) -> Model:
-        found = self._models.get((name, version))
-        if found is None:
+        model = self._models.get((name, version))
+        if model is None:
             raise _RefusedCall(StatusCode.NOT_FOUND, missing(name, version))
-        return found
+        return model
 
 
 async def _closed(_message: _Message) -> bytes:
@@ -239,14 +234,7 @@ async def _closed(_message: _Message) -> bytes:
 def grpc_server(
     models: Models, version: str, budget: MemoryBudget, stopping: Stopping, address: str
 ) -> tuple[aio.Server, int]:
-    """Create a server, not yet started, on the port of an address ``host:port``; 0 takes a free one.
-
-    Returns:
-        The server and its port.
-
-    Raises:
-        OSError: the port cannot be taken.
-    """
+    """A server, not yet started, on ``host:port`` (0 takes a free one), and its port."""
     server = aio.server(
         ThreadPoolExecutor(1), options=_OPTIONS, maximum_concurrent_rpcs=limits.REQUESTS
     )

@@ -33,20 +33,20 @@ class Connection(asyncio.Protocol):
     Args:
         stopping: whether the server is being stopped.
         opened: all open connections, this one among them while it is.
-        given: what uvicorn creates a protocol with.
+        options: what uvicorn creates a protocol with.
 
     Attributes:
         answering: whether an answer has begun; the application sets it.
     """
 
-    def __init__(self, stopping: Stopping, opened: set[Connection], **given: Any) -> None:
+    def __init__(self, stopping: Stopping, opened: set[Connection], **options: Any) -> None:
         self.answering = False
         self._stopping, self._opened = stopping, opened
         self._early: deque[bool] = (
             deque()
         )  # of unanswered requests: began before the server refuses them
         self._uvicorn = HttpToolsProtocol(
-            **{**given, "app_state": {**given["app_state"], CONNECTION: self}}
+            **{**options, "app_state": {**options["app_state"], CONNECTION: self}}
         )
         self._loop = asyncio.get_running_loop()
         self._parser: Any = httptools.HttpRequestParser(self)

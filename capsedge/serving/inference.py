@@ -71,12 +71,7 @@ class Model:
         _warm_up(session)
 
     async def infer(self, request: InferRequest) -> InferResponse:
-        """Answer a request; it gets an id if it has none.
-
-        Raises:
-            UsageError: the request is wrong.
-            ModelFailed: the model failed.
-        """
+        """Answer a request; it gets an id if it has none."""
         request.id = request.id or uuid4().hex
         start = time.perf_counter()
         try:
@@ -101,7 +96,6 @@ class Responder:
     """Answers requests for a model, in any thread.
 
     Args:
-        session: the loaded model.
         name, version: name and version of the model.
     """
 
@@ -119,14 +113,14 @@ class Responder:
             return [_attempt(self._alone, requests[0])]
         read = [_attempt(self._checked, request) for request in requests]
         good = [one for one in read if not isinstance(one, Exception)]
-        found = iter(self._together(good))
-        return [one if isinstance(one, Exception) else next(found) for one in read]
+        responses = iter(self._together(good))
+        return [one if isinstance(one, Exception) else next(responses) for one in read]
 
     def _alone(self, request: InferRequest) -> InferResponse:
         prepared = read_request(request, self._session)
-        found = compute(self._session, prepared.arrays, prepared.computed(self._session))
+        outputs = compute(self._session, prepared.arrays, prepared.computed(self._session))
         self._count.observe(images_in(request))
-        return self._respond(prepared, found)
+        return self._respond(prepared, outputs)
 
     def _checked(self, request: InferRequest) -> _Checked:
         prepared = read_request(request, self._session)
@@ -138,14 +132,14 @@ class Responder:
         names = dict.fromkeys(name for r, _ in good for name in r.computed(self._session))
         first = self._session.inputs[0].name
         arrays = {name: np.concatenate([own[name] for _, own in good]) for name in good[0][1]}
-        found = _attempt(self._computed, arrays, list(names))
-        if isinstance(found, Exception):
-            return [found] * len(good)
+        outputs = _attempt(self._computed, arrays, list(names))
+        if isinstance(outputs, Exception):
+            return [outputs] * len(good)
         self._count.observe(len(arrays[first]))
         answers, start = [], 0
         for prepared, own in good:
             end = start + len(own[first])
-            part = {name: array[start:end] for name, array in found.items()}
+            part = {name: array[start:end] for name, array in outputs.items()}
             answers.append(_attempt(self._respond, prepared, part))
             start = end
         return answers
@@ -153,12 +147,12 @@ class Responder:
     def _computed(
         self, arrays: Mapping[str, NDArray[Any]], names: Sequence[str]
     ) -> dict[str, NDArray[Any]]:
-        found = compute(self._session, arrays, names, math.inf)
-        check_rows(self._session.path, found, len(arrays[self._session.inputs[0].name]))
-        return found
+        outputs = compute(self._session, arrays, names, math.inf)
+        check_rows(self._session.path, outputs, len(arrays[self._session.inputs[0].name]))
+        return outputs
 
-    def _respond(self, request: PreparedRequest, found: dict[str, NDArray[Any]]) -> InferResponse:
-        return respond(self._session, request, found, self._name, self._version)
+    def _respond(self, request: PreparedRequest, outputs: dict[str, NDArray[Any]]) -> InferResponse:
+        return respond(self._session, request, outputs, self._name, self._version)
 
 
 def images_in(request: InferRequest) -> int:
@@ -189,14 +183,7 @@ def at_once(threads: int) -> int:
 
 @cache
 def runners(threads: int) -> ThreadPoolExecutor:
-    """The threads that run all models of this process: as many as can run on the cores at the same time.
-
-    Args:
-        threads: threads of one inference.
-
-    Returns:
-        The executor, the same for the same number.
-    """
+    """The threads that run all models, as many as the cores hold at ``threads`` each; one pool each."""
     return ThreadPoolExecutor(at_once(threads), "capsedge")
 
 

@@ -68,12 +68,7 @@ def _plain(text: str) -> str:
 
 
 def start_log(level: str, tell: Callable[[str], None]) -> None:
-    """Send the messages of the server and of its libraries to a function.
-
-    Args:
-        level: ``error``, ``warning``, or ``info``, which logs every request.
-        tell: takes a line.
-    """
+    """Send messages of the server and its libraries from ``level`` on to a function of a line."""
     handler = _Messages(tell)
     for name in ("uvicorn", "grpc", "asyncio", logger.name):
         one = logging.getLogger(name)

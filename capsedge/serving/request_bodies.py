@@ -84,11 +84,7 @@ def from_http(data: bytes, length: int | None = None) -> InferRequest:
     """The request in the body of an HTTP request.
 
     Args:
-        data: the body.
         length: bytes of its JSON, which binary tensors follow; None if it is all JSON.
-
-    Raises:
-        MalformedRequest: it is no request, or exceeds a limit.
     """
     try:
         document = bounded_json.parse(data if length is None else data[:length])
@@ -102,13 +98,13 @@ def from_http(data: bytes, length: int | None = None) -> InferRequest:
         tensors.end()
     outputs = body.get("outputs")
     wanted = [] if outputs is None else _member(outputs, "body.outputs", list)
-    found = InferRequest(
+    request = InferRequest(
         inputs, [_json_output(one, k) for k, one in enumerate(wanted)], _parameters(body, "body")
     )
-    found.raw = bool(_truth(found.parameters, _ALL_RAW, "body"))
+    request.raw = bool(_truth(request.parameters, _ALL_RAW, "body"))
     if body.get("id") is not None:
-        found.id = short(_member(body["id"], "body.id", str), "body.id")
-    return found
+        request.id = short(_member(body["id"], "body.id", str), "body.id")
+    return request
 
 
 class _BinaryTensors:
@@ -139,7 +135,7 @@ def _json_input(one: Any, number: int, tensors: _BinaryTensors | None) -> Input:
     shape = _need(one, "shape", list, name)
     if any(type(size) is not int for size in shape):
         raise MalformedRequest(f"{name}.shape: sizes are whole numbers")
-    found = Input(
+    tensor = Input(
         short(_need(one, "name", str, name), f"{name}.name"),
         short(_need(one, "datatype", str, name), f"{name}.datatype"),
         shape,
@@ -147,20 +143,20 @@ def _json_input(one: Any, number: int, tensors: _BinaryTensors | None) -> Input:
         _parameters(one, name),
     )
     data = one.get("data")
-    if _SIZE not in found.parameters:
+    if _SIZE not in tensor.parameters:
         if not isinstance(data, (list, np.ndarray)):
             raise MalformedRequest(
                 f"{name}.data: it is {'missing' if data is None else 'not a list'}"
             )
-        found.data = data
-        return found
+        tensor.data = data
+        return tensor
     where = f"{name}.parameters.{_SIZE}"
     if tensors is None:
         raise MalformedRequest(f"{where}: the header Inference-Header-Content-Length is missing")
     if data is not None:
         raise MalformedRequest(f"{where}: the input has data in JSON too")
-    found.data = raw_values(found, tensors.take(found.parameters[_SIZE], where))
-    return found
+    tensor.data = raw_values(tensor, tensors.take(tensor.parameters[_SIZE], where))
+    return tensor
 
 
 def _json_output(one: Any, number: int) -> Output:
@@ -172,15 +168,15 @@ def _json_output(one: Any, number: int) -> Output:
 
 
 def _truth(parameters: Mapping[str, Any], key: str, name: str) -> bool | None:
-    found = parameters.get(key)
-    if found is not None and not isinstance(found, bool):
+    value = parameters.get(key)
+    if value is not None and not isinstance(value, bool):
         raise MalformedRequest(f"{name}.parameters.{key}: it is not true or false")
-    return found
+    return value
 
 
 def _parameters(owner: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = owner.get("parameters")
-    return {} if found is None else _member(found, f"{name}.parameters", dict)
+    parameters = owner.get("parameters")
+    return {} if parameters is None else _member(parameters, f"{name}.parameters", dict)
 
 
 _KINDS: dict[type, str] = {dict: "an object", list: "a list", str: "text"}
@@ -199,11 +195,7 @@ def _member(value: Any, name: str, kind: type) -> Any:
 
 
 def short(text: str, name: str) -> str:
-    """A text that is short enough for a name.
-
-    Raises:
-        MalformedRequest: it is not.
-    """
+    """A text that is short enough for a name. Raises MalformedRequest if it is not."""
     if len(text) > limits.NAME_CHARACTERS:
         raise MalformedRequest(f"{name}: it has over {limits.NAME_CHARACTERS:,} characters")
     return text
@@ -217,9 +209,6 @@ def raw_values(tensor: Input, data: memoryview) -> NDArray[Any] | list[bytes]:
 
     Returns:
         An aligned copy; nothing for an unknown datatype, which is refused when the tensor is read.
-
-    Raises:
-        MalformedRequest: there are more or fewer than its shape says.
     """
     if tensor.datatype == BYTES:
         return _texts(tensor.name, data)
@@ -235,27 +224,27 @@ def raw_values(tensor: Input, data: memoryview) -> NDArray[Any] | list[bytes]:
         _unfit(tensor.name)
     if dtype == np.bool_:
         dtype = np.dtype(np.uint8)
-    found: NDArray[Any] = np.frombuffer(data, dtype.newbyteorder("<")).astype(dtype)
+    values: NDArray[Any] = np.frombuffer(data, dtype.newbyteorder("<")).astype(dtype)
     return (
-        found.astype(np.bool_) if tensor.datatype == "BOOL" else found
+        values.astype(np.bool_) if tensor.datatype == "BOOL" else values
     )  # every byte but 0 is true
 
 
 def _texts(name: str, data: memoryview) -> list[bytes]:
     """Texts, each after its length in four bytes."""
-    found: list[bytes] = []
+    texts: list[bytes] = []
     at = 0
     while at < len(data):
         end = at + 4 + int.from_bytes(data[at : at + 4], "little")
         if at + 4 > len(data) or end > len(data):
             _unfit(name)
-        if len(found) >= limits.REQUEST_ITEMS:
+        if len(texts) >= limits.REQUEST_ITEMS:
             raise MalformedRequest(
                 f"input '{name[:80]}' has over {limits.REQUEST_ITEMS:,} elements"
             )
-        found.append(bytes(data[at + 4 : end]))
+        texts.append(bytes(data[at + 4 : end]))
         at = end
-    return found
+    return texts
 
 
 def _unfit(name: str) -> NoReturn:

@@ -28,11 +28,7 @@ _PIECE = 2**16  # values, and bytes of base64 (a multiple of 4), at a time
 
 
 def datatype_of(port: Port, path: object) -> str:
-    """The protocol's name for the data type of an input or output.
-
-    Raises:
-        UnsupportedModelError: the protocol has no name for it.
-    """
+    """The protocol's name for the data type of an input or output."""
     if port.dtype not in DATATYPES:
         raise UnsupportedModelError(
             f"{path} cannot be served.",
@@ -43,11 +39,7 @@ def datatype_of(port: Port, path: object) -> str:
 
 
 def check_size(name: str, shape: Sequence[int]) -> int:
-    """The number of values of a tensor with a given shape.
-
-    Raises:
-        UsageError: the shape is impossible or too large.
-    """
+    """The number of values of a tensor with a given shape."""
     sizes = list(shape)
     if len(sizes) > limits.DIMENSIONS:
         raise UsageError(
@@ -73,13 +65,9 @@ def array_of(name: str, datatype: str, shape: Sequence[int], data: object) -> ND
     """An array of numbers from a tensor of a request.
 
     Args:
-        name: name of the tensor, for errors.
         datatype: the protocol's name of its type.
         shape: its sizes.
         data: its values in row-major order, flat or nested.
-
-    Raises:
-        UsageError: the type is unknown, or the values do not fit it or the shape.
     """
     count = check_size(name, shape)
     dtype = TYPES.get(datatype)
@@ -92,42 +80,38 @@ def array_of(name: str, datatype: str, shape: Sequence[int], data: object) -> ND
         with np.errstate(over="ignore"):  # overflow gives infinity, which the session refuses
             # In one step where possible: numpy releases the interpreter for a cast, and then has to wait for
             # it.
-            found = np.array(data, dtype) if _floats(data, dtype) else as_array(data)
+            array = np.array(data, dtype) if _floats(data, dtype) else as_array(data)
     except (ValueError, OverflowError) as error:
         raise _no_numbers(name, datatype) from error
-    if found.size != count:
+    if array.size != count:
         raise UsageError(
-            f"Input '{name}' has {found.size:,} values.",
+            f"Input '{name}' has {array.size:,} values.",
             f"Its shape {list(shape)} has {count:,}.",
         )
-    if count and found.dtype.kind not in _KINDS[dtype.kind]:
+    if count and array.dtype.kind not in _KINDS[dtype.kind]:
         raise _no_numbers(name, datatype)
     if count and dtype.kind in "iu":
         info = np.iinfo(dtype)
-        if found.min() < info.min or found.max() > info.max:
+        if array.min() < info.min or array.max() > info.max:
             raise UsageError(f"Input '{name}' has values outside the range of {datatype}.")
     with np.errstate(over="ignore"):
-        return found.astype(dtype, copy=False).reshape(list(shape))
+        return array.astype(dtype, copy=False).reshape(list(shape))
 
 
 def as_array(data: object) -> NDArray[Any]:
-    """Values as numpy reads them, except 64-bit integers next to smaller ones, which numpy would round.
-
-    Raises:
-        ValueError, OverflowError: they do not form an array, or are truth values next to numbers.
-    """
+    """Values as numpy reads them, except 64-bit integers next to smaller ones, which numpy would round."""
     if isinstance(data, list) and bool in (kinds := _kinds(data)) and len(kinds) > 1:
         raise ValueError("truth values next to numbers")
-    found = np.asarray(data)
-    if found.dtype.kind == "f" and isinstance(data, list) and set(map(type, data)) == {int}:
+    array = np.asarray(data)
+    if array.dtype.kind == "f" and isinstance(data, list) and set(map(type, data)) == {int}:
         with contextlib.suppress(OverflowError):  # some are negative
             return np.array(data, np.uint64)
-    return found
+    return array
 
 
 def _kinds(data: list[Any]) -> set[type]:
     """The types of the values of lists in lists."""
-    found: set[type] = set()
+    types: set[type] = set()
     waiting = [data]
     while waiting:
         some = waiting.pop()
@@ -135,8 +119,8 @@ def _kinds(data: list[Any]) -> set[type]:
         if list in kinds:
             waiting += [each for each in some if type(each) is list]
             kinds.discard(list)
-        found |= kinds
-    return found
+        types |= kinds
+    return types
 
 
 def _floats(data: object, dtype: np.dtype[Any]) -> bool:
@@ -153,11 +137,7 @@ def _no_numbers(name: str, datatype: str) -> UsageError:
 
 
 def encoded_images(name: str, shape: Sequence[int], data: object) -> list[bytes]:
-    """The files in a tensor of type BYTES, either raw or in base64, which JSON requires.
-
-    Raises:
-        UsageError: there are more or fewer than the shape says, or an element is neither.
-    """
+    """The files in a tensor of type BYTES, either raw or in base64, which JSON requires."""
     count = check_size(name, shape)
     elements = list(data) if isinstance(data, (list, tuple)) else [data]
     if len(elements) != count or not count:

@@ -55,23 +55,19 @@ class PreparedRequest:
 
 
 def read_request(request: InferRequest, session: Session) -> PreparedRequest:
-    """Check a request, and prepare its images.
-
-    Raises:
-        UsageError: a tensor, an image, an output or a parameter is wrong.
-    """
+    """Check a request, and prepare its images."""
     parameters = request.parameters
     invert = _truth(parameters, INVERT)
     _check_names([tensor.name for tensor in request.inputs], session)
-    given = {tensor.name: _array(tensor, session, invert) for tensor in request.inputs}
-    if sum(array.size for array in given.values()) > limits.REQUEST_VALUES:
+    arrays = {tensor.name: _array(tensor, session, invert) for tensor in request.inputs}
+    if sum(array.size for array in arrays.values()) > limits.REQUEST_VALUES:
         raise UsageError(
             "The request is too large.",
             f"Its inputs have over {limits.REQUEST_VALUES:,} values.",
             "Send fewer images at a time.",
         )
     choice = _choice(parameters, invert, session)
-    return PreparedRequest(given, _outputs(request, session, choice), choice)
+    return PreparedRequest(arrays, _outputs(request, session, choice), choice)
 
 
 def _check_names(names: Sequence[str], session: Session) -> None:

@@ -32,27 +32,19 @@ Arrays = Mapping[str, NDArray[Any]]
 def compute(
     session: Session, arrays: Arrays, names: Sequence[str], most: float = limits.REQUEST_VALUES
 ) -> dict[str, NDArray[Any]]:
-    """Compute the named outputs. A capsedge file takes any number of images, others what their graph takes.
-
-    Args:
-        most: limit on the number of values in all outputs.
-
-    Raises:
-        UsageError: the arrays do not fit the model, or the answer would be too large.
-        ArtefactError: the runtime fails on them.
-    """
+    """Compute the named outputs within ``most`` values; a capsedge file takes any number of images."""
     if session.metadata is None:
-        found = session.run(arrays)
-        _check_response_size(sum(found[name].size for name in names), most)
-        return {name: found[name] for name in names}
+        outputs = session.run(arrays)
+        _check_response_size(sum(outputs[name].size for name in names), most)
+        return {name: outputs[name] for name in names}
     images = arrays[session.inputs[0].name]
     check_some(images)
     parts: dict[str, list[NDArray[Any]]] = {name: [] for name in names}
     size = 0
-    for _, found in session.run_batches(images, names):
-        size += sum(array.size for array in found.values())
+    for _, outputs in session.run_batches(images, names):
+        size += sum(array.size for array in outputs.values())
         _check_response_size(size, most)
-        for name, array in found.items():
+        for name, array in outputs.items():
             parts[name].append(array)
     return {name: p[0] if len(p) == 1 else np.concatenate(p) for name, p in parts.items()}
 
@@ -62,9 +54,6 @@ def check_inputs(session: Session, arrays: Arrays) -> dict[str, NDArray[Any]]:
 
     They are images ``[N, C, H, W]`` in the type of the input or, for a file without metadata, what its inputs
     take, such as ids ``[N, L]``.
-
-    Raises:
-        UsageError: there are no images, inputs do not fit the model, or a value is not finite.
     """
     if session.metadata is None:
         for port in session.inputs:
@@ -78,11 +67,7 @@ def check_inputs(session: Session, arrays: Arrays) -> dict[str, NDArray[Any]]:
 
 
 def check_some(images: NDArray[Any]) -> None:
-    """Refuse a request without images.
-
-    Raises:
-        UsageError: there are none.
-    """
+    """Refuse a request without images."""
     if images.shape[:1] == (0,):
         raise UsageError("The request has no images.", "Its batch is 0.", "Send at least one.")
 
@@ -115,23 +100,22 @@ class InferResponse:
 
 
 def respond(
-    session: Session, request: PreparedRequest, found: Arrays, name: str, version: str
+    session: Session, request: PreparedRequest, results: Arrays, name: str, version: str
 ) -> InferResponse:
     """The answer to a request.
 
     Args:
-        found: at least the outputs that the request needs.
+        results: at least the outputs that the request needs.
         name, version: name and version of the model.
-
-    Raises:
-        ArtefactError: the model computed NaN, and predictions are requested.
     """
-    outputs = {output: np.asarray(found[output], order="C") for output in request.outputs}
-    made = {} if request.choice is None else {PREDICTIONS: _predictions(session, request, found)}
-    return InferResponse(name, version, outputs, made)
+    outputs = {output: np.asarray(results[output], order="C") for output in request.outputs}
+    parameters = (
+        {} if request.choice is None else {PREDICTIONS: _predictions(session, request, results)}
+    )
+    return InferResponse(name, version, outputs, parameters)
 
 
-def _predictions(session: Session, request: PreparedRequest, found: Arrays) -> str:
+def _predictions(session: Session, request: PreparedRequest, outputs: Arrays) -> str:
     """Predictions as JSON, since a gRPC parameter is a string, an integer or a boolean.
 
     A request for the best few classes does not include the scores of all.
@@ -139,8 +123,10 @@ def _predictions(session: Session, request: PreparedRequest, found: Arrays) -> s
     choice = request.choice
     assert choice is not None
     images = request.arrays[session.inputs[0].name]
-    made = session.roles.predictions(images, found, choice.top_k, choice.threshold, choice.invert)
-    documents = [prediction.to_dict() for prediction in made]
+    predictions = session.roles.predictions(
+        images, outputs, choice.top_k, choice.threshold, choice.invert
+    )
+    documents = [prediction.to_dict() for prediction in predictions]
     if choice.top_k is not None:
         for document in documents:
             document.pop("scores", None)
@@ -157,9 +143,6 @@ def model_metadata(session: Session, name: str, version: str) -> dict[str, Any]:
 
     Inputs for images are marked in their parameters. Scores list their classes, and estimated values their
     names.
-
-    Raises:
-        UnsupportedModelError: a tensor has a type that the protocol lacks.
     """
     takes = session.metadata is not None and session.metadata.preprocessing is not None
     images = {"images": "BYTES [N]: image files, in JSON as base64"} if takes else {}
@@ -207,12 +190,12 @@ def _texts(texts: Sequence[str]) -> str:
 
 
 def _tensor(port: Port, session: Session, parameters: dict[str, str]) -> dict[str, Any]:
-    found = {
+    tensor = {
         "name": port.name,
         "datatype": datatype_of(port, session.path),
         "shape": [size if isinstance(size, int) else -1 for size in port.shape],
     }
-    return {**found, "parameters": parameters} if parameters else found
+    return {**tensor, "parameters": parameters} if parameters else tensor
 
 
 # --- Answers as JSON or protobuf, written in pieces so that other threads can run in between ---
@@ -286,18 +269,18 @@ def to_grpc(response: InferResponse, raw: bool) -> bytes:
     Args:
         raw: whether tensors are sent as raw bytes; FP16 tensors always are, and then so are all others.
     """
-    found = grpc_messages.message("ModelInferResponse")(
+    message = grpc_messages.message("ModelInferResponse")(
         model_name=response.name, model_version=response.version, id=response.id
     )
     raw = raw or any(array.dtype == np.float16 for array in response.outputs.values())
     for name, array in response.outputs.items():
         datatype = DATATYPES[str(array.dtype)]
-        tensor = found.outputs.add(name=name, datatype=datatype, shape=array.shape)
+        tensor = message.outputs.add(name=name, datatype=datatype, shape=array.shape)
         if raw:
-            found.raw_output_contents.append(array.tobytes())
+            message.raw_output_contents.append(array.tobytes())
             continue
         contents: Any = getattr(tensor.contents, _CONTENTS[datatype])
         for _, piece in _pieces(array):
             contents.extend(piece.tolist())
-    grpc_messages.set_parameters(found, response.parameters)
-    return bytes(found.SerializeToString())
+    grpc_messages.set_parameters(message, response.parameters)
+    return bytes(message.SerializeToString())

@@ -35,20 +35,19 @@ def endpoints(models: Models, version: str, stopping: Stopping) -> Starlette:
 
     Args:
         models: by name and version; the default version is also there as the empty one.
-        version: version of the server.
         stopping: whether the server is being stopped.
     """
-    found = _Endpoints(models, version, stopping)
+    handlers = _Endpoints(models, version, stopping)
     paths = ("/v2/models/{name}", "/v2/models/{name}/versions/{version}")
     # Routes are tried in this order, so the most frequent comes first.
-    routes = [Route(f"{path}/infer", found.infer, methods=["POST"]) for path in paths]
+    routes = [Route(f"{path}/infer", handlers.infer, methods=["POST"]) for path in paths]
     for path in paths:
-        routes += [Route(path, found.model), Route(f"{path}/ready", found.model_ready)]
+        routes += [Route(path, handlers.model), Route(f"{path}/ready", handlers.model_ready)]
     routes += [
-        Route("/v2", found.server),
-        Route("/v2/", found.server),
-        Route("/v2/health/{what}", found.health),
-        Route("/v2/repository/index", found.index, methods=["GET", "POST"]),
+        Route("/v2", handlers.server),
+        Route("/v2/", handlers.server),
+        Route("/v2/health/{what}", handlers.health),
+        Route("/v2/repository/index", handlers.index, methods=["GET", "POST"]),
     ]
     return _application(routes)
 
@@ -61,9 +60,9 @@ def metrics() -> Starlette:
 def _application(routes: list[Route]) -> Starlette:
     """An application whose refusals are JSON."""
     refusals: Mapping[Any, Any] = {HTTPException: _not_there, Exception: _failed}
-    made = Starlette(routes=routes, exception_handlers=refusals)
-    made.router.redirect_slashes = False
-    return made
+    application = Starlette(routes=routes, exception_handlers=refusals)
+    application.router.redirect_slashes = False
+    return application
 
 
 async def _metrics(_request: Request) -> Response:
@@ -87,8 +86,8 @@ class _Endpoints:
         what = request.path_params["what"]
         if what not in ("live", "ready"):
             raise HTTPException(404)
-        found = what == "live" or self._stopping.ready
-        return _document({what: found}, 200 if found else 503)
+        healthy = what == "live" or self._stopping.ready
+        return _document({what: healthy}, 200 if healthy else 503)
 
     async def index(self, _request: Request) -> Response:
         return _document(repository_index(self._models))
@@ -134,15 +133,15 @@ class _Endpoints:
 
 def _json_length(request: Request, size: int) -> int | None:
     """The bytes of JSON in a body with binary tensors; None without them."""
-    given = request.headers.get(_LENGTH)
-    if given is None:
+    header = request.headers.get(_LENGTH)
+    if header is None:
         return None
-    digits = given.isascii() and given.isdigit() and len(given) <= 20
-    if not digits or not 0 < int(given) <= size:
+    digits = header.isascii() and header.isdigit() and len(header) <= 20
+    if not digits or not 0 < int(header) <= size:
         raise MalformedRequest(
             f"the header Inference-Header-Content-Length is not from 1 to {size:,}"
         )
-    return int(given)
+    return int(header)
 
 
 def _parts(parts: list[bytes], length: int | None) -> Response:

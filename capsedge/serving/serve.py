@@ -67,8 +67,8 @@ def serve(
     Example:
         >>> capsedge.serve("digits.onnx", port=9000)
     """
-    given = parse_model_names([models] if isinstance(models, str) else models)
-    if not given:
+    named = parse_model_names([models] if isinstance(models, str) else models)
+    if not named:
         raise UsageError("There is no model to serve.", "", "Pass an ONNX file.")
     threads, batch, host, ports = (
         options.threads,
@@ -79,7 +79,7 @@ def serve(
     wait_ms, log_level = options.wait, options.log_level
     with ExitStack() as stack:
         sessions = []
-        for model in given:
+        for model in named:
             engine = model.file.endswith(".engine")
             session = load(
                 model.file,
@@ -103,7 +103,7 @@ def serve(
         ]
         served = tuple(
             ServedSession(model.name, model.version, model.file, session, size)
-            for model, session, size in zip(given, sessions, sizes, strict=True)
+            for model, session, size in zip(named, sessions, sizes, strict=True)
         )
         serving = Serving(served, host, ports, threads, wait_ms, options.stop_timeout, __version__)
         _open_files()

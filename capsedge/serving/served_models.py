@@ -42,9 +42,6 @@ def can_batch(session: Session) -> bool:
     This needs a capsedge file with a free batch that takes images of one size, or a file that states that the
     rows of its inputs are independent.
 
-    Args:
-        session: the loaded model.
-
     Returns:
         True if they may.
     """
@@ -58,15 +55,7 @@ def can_batch(session: Session) -> bool:
 
 
 def fixed_size(session: Session, images: int) -> BatchSize:
-    """A size chosen by the user.
-
-    Args:
-        session: the loaded model.
-        images: number of images in a batch.
-
-    Returns:
-        The size; 1 if requests cannot be gathered.
-    """
+    """The batch size chosen by the user; 1 if requests cannot be gathered."""
     return BatchSize(images if can_batch(session) else 1)
 
 
@@ -76,9 +65,6 @@ def measure_size(session: Session) -> BatchSize:
     Sizes are timed in turn for half a second, on noise images or rows. The smallest size whose time per
     image is within 5 % of the least is chosen; no batch may take longer than 0.1 s, because other requests
     wait for it.
-
-    Args:
-        session: the loaded model.
 
     Returns:
         The size; 1 if larger ones gain nothing, or requests cannot be gathered.
@@ -98,14 +84,7 @@ def measure_size(session: Session) -> BatchSize:
 
 
 def choose_size(times: dict[int, float]) -> BatchSize:
-    """Choose a batch size from the seconds per image by batch size, in rising order.
-
-    Args:
-        times: may be empty, if even one image takes too long.
-
-    Returns:
-        The smallest size whose time is within 5 % of the least.
-    """
+    """The smallest batch size within 5 % of the least seconds per image; ``times`` may be empty."""
     if len(times) < 2:
         return BatchSize(1)
     least = min(times.values())

@@ -84,14 +84,7 @@ class Server:
         self._signal: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     async def run(self, ready: Callable[[Address], None]) -> int:
-        """Serve until a signal arrives; running requests are still answered, within a limit.
-
-        Args:
-            ready: called with the addresses when the server accepts requests.
-
-        Returns:
-            The number of the signal.
-        """
+        """Serve until a signal, and return its number; ``ready`` is called with the addresses."""
         self._take_signals()
         await self._grpc.start()
         serving = asyncio.ensure_future(self._web.serve(self._sockets))

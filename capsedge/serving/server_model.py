@@ -48,14 +48,7 @@ class Trial:
 
 
 def try_model(session: Session, note: Note) -> Trial:
-    """Run a model on the inputs of its warm-up, and on a batch of two.
-
-    Args:
-        note: told remarks for the user.
-
-    Raises:
-        UnsupportedModelError: an output does not have the shape that the file declares.
-    """
+    """Run a model on the inputs of its warm-up, and on a batch of two."""
     sample, noise = _sample(session), _noise(session, note)
     if sample is not None:
         _check_outputs(session, session.run(sample))
@@ -64,11 +57,7 @@ def try_model(session: Session, note: Note) -> Trial:
 
 
 def run_again(session: Session, trial: Trial) -> None:
-    """Run the inputs of a warm-up in another session of the same model.
-
-    Raises:
-        CapsedgeError: the session does not run them.
-    """
+    """Run the inputs of a warm-up in another session of the same model."""
     for arrays in (trial.sample, trial.noise):
         if arrays is not None:
             session.run(arrays)
@@ -91,14 +80,14 @@ def _noise(session: Session, note: Note) -> Arrays | None:
             for name, values in drawn.items()
         }
         try:
-            found, outputs = drawn, session.run(drawn)
+            inputs, outputs = drawn, session.run(drawn)
         except CapsedgeError:
-            found, outputs = zeros, session.run(zeros)
+            inputs, outputs = zeros, session.run(zeros)
     except CapsedgeError as error:
         note(f"{session.path} gets no warm-up with random inputs: {error.what} {error.why}")
         return None
     _check_outputs(session, outputs)
-    return found
+    return inputs
 
 
 def _check_outputs(session: Session, outputs: Arrays) -> None:
@@ -119,13 +108,13 @@ def _runs_batches(session: Session, noise: Arrays | None, note: Note) -> bool:
     if noise is None:
         return True
     try:
-        found = session.run({name: values.repeat(2, axis=0) for name, values in noise.items()})
+        outputs = session.run({name: values.repeat(2, axis=0) for name, values in noise.items()})
     except CapsedgeError as error:
         note(
             f"{session.path} does not run a batch of two, and is served without batching: {error.why}"
         )
         return False
-    wrong = [name for name, values in found.items() if values.shape[:1] != (2,)]
+    wrong = [name for name, values in outputs.items() if values.shape[:1] != (2,)]
     if wrong:
         note(
             f"{session.path} is served without batching: '{wrong[0]}' of two inputs has not two rows"
@@ -175,20 +164,14 @@ def file_of(argument: str | Path) -> Path:
 
 
 def parse_model_names(arguments: Sequence[str]) -> list[ModelName]:
-    """The models named by arguments: ``model.onnx``, ``NAME=model.onnx`` or ``NAME:VERSION=model.onnx``.
-
-    A model without a version is version 1 of its name.
-
-    Raises:
-        UsageError: two have the same name and version, or names that differ only in case.
-    """
-    found = [replace(one, version=one.version or FIRST) for one in map(_parsed, arguments)]
+    """Models from ``model.onnx``, ``NAME=model.onnx`` or ``NAME:VERSION=model.onnx``; version 1 else."""
+    named = [replace(one, version=one.version or FIRST) for one in map(_parsed, arguments)]
     seen: dict[str, list[ModelName]] = {}
-    for model in found:
+    for model in named:
         others = seen.setdefault(model.name.lower(), [])
         first = others[0] if others else model
         fix = (
-            f"Set their names: other={model.file}, or {first.name}:{_free(found, model.name)}={model.file} "
+            f"Set their names: other={model.file}, or {first.name}:{_free(named, model.name)}={model.file} "
             "for another version."
         )
         if first.name != model.name:
@@ -206,7 +189,7 @@ def parse_model_names(arguments: Sequence[str]) -> list[ModelName]:
                 fix,
             )
         others.append(model)
-    return found
+    return named
 
 
 def _free(models: Sequence[ModelName], name: str) -> int:
@@ -216,14 +199,10 @@ def _free(models: Sequence[ModelName], name: str) -> int:
 
 
 def folders(arguments: Sequence[str]) -> list[ModelName]:
-    """The same for a model repository, where each model has its own folder and may get a twin.
-
-    Raises:
-        UsageError: two have the same name, in any case; one has the name of another's twin, or a version.
-    """
-    found = [_parsed(text) for text in arguments]
+    """The same for a model repository, where each model has its own folder and may get a twin."""
+    named = [_parsed(text) for text in arguments]
     seen: dict[str, str] = {}
-    for model in found:
+    for model in named:
         if model.version:
             raise UsageError(
                 f"{model.name}:{model.version} has a version.",
@@ -239,7 +218,7 @@ def folders(arguments: Sequence[str]) -> list[ModelName]:
                 f"Set their names: other={model.file}.",
             )
         seen.update(dict.fromkeys(taken, model.file))
-    return found
+    return named
 
 
 def _parsed(argument: str) -> ModelName:
@@ -303,17 +282,9 @@ def read_server_model(
     """Read and try a model.
 
     Args:
-        name: name of its folder.
         file: a file, or a name of the zoo.
         ops: ``auto``, ``fused`` or ``portable``.
         on_gpu: whether the server runs it on a GPU, where it cannot choose the library's CUDA kernels.
-        note: told remarks for the user.
-
-    Raises:
-        UsageError: there is no such model.
-        EnvironmentProblem: the operator library is required but missing.
-        UnsupportedModelError: a server cannot run it.
-        ArtefactError: a file is damaged.
     """
     path = zoo.zoo_model(file) or Path(file)
     if not path.suffix and not reading.path_kind(path):
@@ -356,14 +327,14 @@ def _runs_portably(name: str, data: bytes, path: Path, trial: Trial, note: Note)
 
 
 def _engine_metadata(path: Path) -> engine_metadata.EngineMetadata:
-    found = engine_metadata.read(path)
-    if found.portable:
+    metadata = engine_metadata.read(path)
+    if metadata.portable:
         raise UnsupportedModelError(
             f"Triton cannot run {path}.",
             "It is a TensorRT-RTX engine, and Triton's backend uses TensorRT.",
             "Build it on the server's GPU with `capsedge build`, or deploy the ONNX file.",
         )
-    return found
+    return metadata
 
 
 def _check_types(session: Session) -> None:

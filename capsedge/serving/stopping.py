@@ -64,11 +64,7 @@ class Stopping:
 
     @contextmanager
     def take(self, connection: str = "") -> Iterator[RunningRequest]:
-        """Count a request as long as the current task works on it.
-
-        Args:
-            connection: name of its connection, if that carries several at once.
-        """
+        """Count a request on a named connection as long as the current task works on it."""
         task = asyncio.current_task()
         assert task is not None
         taken = RunningRequest(task)

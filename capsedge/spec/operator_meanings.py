@@ -137,14 +137,10 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
 
 
 def meaning(operator: str, name: str) -> str:
-    """What an input, output or attribute means.
-
-    Raises:
-        ValueError: `MEANINGS` does not say it.
-    """
-    found = MEANINGS.get(OPERATORS[operator].procedure, {}).get(name)
-    if not found:
+    """What an input, output or attribute means."""
+    text = MEANINGS.get(OPERATORS[operator].procedure, {}).get(name)
+    if not text:
         raise ValueError(
             f"capsedge/spec/operator_meanings.py does not say what '{name}' of {operator} is"
         )
-    return found
+    return text

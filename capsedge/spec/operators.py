@@ -150,11 +150,7 @@ class Operator:
         return tuple(v.name for v in self.inputs)
 
     def present_inputs(self, count: int) -> tuple[Value, ...]:
-        """The inputs of a node that has this many: optional ones are left out from the end.
-
-        Raises:
-            ValueError: no node of this operator has as many.
-        """
+        """The inputs of a node that has this many: optional ones are left out from the end."""
         if not self.takes(count):
             raise ValueError(f"{self.name} with {count} inputs")
         return self.inputs[:count]
@@ -168,11 +164,7 @@ class Operator:
         return any(v.per_image for v in self.inputs[:count])
 
     def has_plugin(self, shapes: Sequence[Sequence[int | str | None] | None]) -> bool:
-        """Whether the TensorRT plugin library runs a node.
-
-        Args:
-            shapes: shapes of the node's inputs; None for one that is not known.
-        """
+        """Whether the TensorRT plugin library runs a node; a shape is None if not known."""
         return self.plugin and not self.plugin_lacks(shapes)
 
     @property
@@ -181,11 +173,7 @@ class Operator:
         return self.plugin or (bool(self.quantizes) and OPERATORS[self.quantizes].plugin)
 
     def plugin_lacks(self, shapes: Sequence[Sequence[int | str | None] | None]) -> bool:
-        """Whether the plugins and the CUDA kernels lack such inputs: see `Value`.
-
-        Args:
-            shapes: as for `has_plugin`.
-        """
+        """Whether the plugins and the CUDA kernels lack such inputs: see `Value`."""
         if self.per_image(len(shapes)):
             return True
         sizes: dict[str, object] = {}
@@ -212,11 +200,7 @@ class Operator:
 
     @property
     def weight(self) -> int:
-        """Index of the weight among the inputs; 0, the votes, where these are given.
-
-        Raises:
-            ValueError: it has none.
-        """
+        """Index of the weight among the inputs; 0, the votes, where these are given."""
         return 0 if self.layout is VOTES_AS_INPUT else self.input_names.index("weight")
 
     @property
@@ -257,9 +241,9 @@ class Operator:
 
     def integer(self, attributes: Mapping[str, Any], name: str) -> int:
         """A whole number among a node's attributes; if missing or not a number, its default, otherwise 1."""
-        found = attributes.get(name)
-        if isinstance(found, int):
-            return found
+        number = attributes.get(name)
+        if isinstance(number, int):
+            return number
         default = next((a.default for a in self.attributes if a.name == name), None)
         return default if isinstance(default, int) else 1
 
@@ -528,11 +512,7 @@ def operator_of(name: str) -> str:
 
 
 def instance_counts(names: Iterable[str]) -> str:
-    """The names that the operator library must have kernels for: ``DynamicRouting:2,Squash:1``.
-
-    Args:
-        names: types of the ``capsedge`` nodes of a file.
-    """
+    """The operators that need kernels, with counts: ``DynamicRouting:2,Squash:1``."""
     most: dict[str, int] = {}
     for name in names:
         operator, number = split_instance_name(name)
@@ -567,10 +547,10 @@ def iteration_value_name(iteration: int, kind: str) -> str:
 
 def iteration_value_in(operator: str, value: str) -> IterationValue | None:
     """What a value of an operator's body is, by its name without the operator; None if of no iteration."""
-    spec, found = ROUTING_OPERATORS.get(operator), _INNER.match(value)
-    if spec is None or found is None or found["kind"] not in spec.iteration_values:
+    spec, match = ROUTING_OPERATORS.get(operator), _INNER.match(value)
+    if spec is None or match is None or match["kind"] not in spec.iteration_values:
         return None
-    return IterationValue(operator, int(found["iteration"]), found["kind"])
+    return IterationValue(operator, int(match["iteration"]), match["kind"])
 
 
 def parse_iteration_value(name: str) -> IterationValue | None:

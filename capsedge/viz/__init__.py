@@ -82,10 +82,10 @@ def segmentation(
     """
     from capsedge.viz import decoder_figures as picture
 
-    found = picture.compute_segmentation(
+    data = picture.compute_segmentation(
         session, images, labels=labels, forced=forced, invert=invert
     )
-    return found.draw()
+    return data.draw()
 
 
 def dimensions(session: Session, images: Images, *, of: str = "", invert: bool = False) -> Figure:

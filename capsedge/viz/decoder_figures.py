@@ -302,12 +302,12 @@ def compute_segmentation(
     chosen = _pair(session, forced, count) if forced else None
     pictures = session.reconstruct(examples.inputs, prepared=True)
     check_finite(session, "pictures", pictures)
-    found = [
+    segmented = [
         _segmented(session, pictures[n], examples.predictions[n].scores, truth, chosen)
         for n, truth in enumerate(pairs or [None] * len(examples))
     ]
     return Segmentation(
-        model=session.path.name, notes=examples.notes, examples=examples, per_image=tuple(found)
+        model=session.path.name, notes=examples.notes, examples=examples, per_image=tuple(segmented)
     )
 
 
@@ -334,14 +334,14 @@ def _segmented(
 
 
 def _pair(session: Session, labels: Sequence[str], count: int) -> Pair:
-    found = [class_index(session, text, count) for text in labels]
-    if len(found) != 2 or found[0] == found[1]:
+    classes = [class_index(session, text, count) for text in labels]
+    if len(classes) != 2 or classes[0] == classes[1]:
         raise UsageError(
             f"'{','.join(labels)}' is not a pair of classes.",
             "",
             "Choose two different classes, for example 2,4.",
         )
-    return found[0], found[1]
+    return classes[0], classes[1]
 
 
 # --- Dimensions: pictures as a single one varies (Sabour et al. 2017, figure 4) ---
@@ -437,7 +437,7 @@ def compute_dimensions(
         chosen = [class_index(session, of, scores.shape[1])] * len(examples)
     poses = np.stack([p.poses[j] for p, j in zip(examples.predictions, chosen, strict=True)])
     size = poses.shape[1]
-    found = [varied(session, pose, j) for pose, j in zip(poses, chosen, strict=True)]
+    pictures = [varied(session, pose, j) for pose, j in zip(poses, chosen, strict=True)]
     left_out = f"Only the first {MOST_DIMENSIONS} of {size} dimensions are shown."
     return Dimensions(
         model=session.path.name,
@@ -446,20 +446,16 @@ def compute_dimensions(
         classes=tuple(chosen),
         names=tuple(session.class_name(j) for j in chosen),
         poses=poses,
-        pictures=np.stack(found),
+        pictures=np.stack(pictures),
     )
 
 
 def varied(session: Session, pose: NDArray[np.float32], of: int) -> NDArray[np.float32]:
-    """The pictures of a class with a pose ``[P]``, one dimension varied at a time.
-
-    Returns:
-        ``[D, S, C, H, W]``, values 0 to 1: of the first dimensions, each at the offsets `STEPS`.
-    """
+    """Pictures ``[D, S, C, H, W]`` of a class with pose ``[P]``, one dimension varied by `STEPS`."""
     dimensions = min(len(pose), MOST_DIMENSIONS)
     poses = np.tile(pose, (dimensions, len(STEPS), 1))
     for d in range(dimensions):
         poses[d, :, d] += STEPS.astype(pose.dtype)
-    found = session.decode(poses.reshape(-1, len(pose)), of)
-    check_finite(session, "pictures", found)
-    return found.reshape(dimensions, len(STEPS), *found.shape[1:])
+    pictures = session.decode(poses.reshape(-1, len(pose)), of)
+    check_finite(session, "pictures", pictures)
+    return pictures.reshape(dimensions, len(STEPS), *pictures.shape[1:])

@@ -155,10 +155,10 @@ def compute_responsibilities(
     classes = [best(p.scores, MOST_EXPLAINED_CLASSES) for p in examples.predictions]
     if of:
         classes = [[class_index(session, of, count)]] * len(examples)
-    found = [
+    rows = [
         [shares_of_class(trace.layers, n, j) for j in chosen] for n, chosen in enumerate(classes)
     ]
-    cells = found[0][0].shares.shape
+    cells = rows[0][0].shares.shape
     high, wide = examples.pixels.shape[1:3]
     grid, known = grid_over_input(session.path, (high, wide), (cells[0], cells[1]))
     unknown = "The file does not record where the cells lie on the input, so they are spread evenly over it."
@@ -168,9 +168,9 @@ def compute_responsibilities(
         examples=examples,
         classes=tuple(map(tuple, classes)),
         names=tuple(tuple(class_names(session, chosen)) for chosen in classes),
-        shares=np.stack([[s.shares for s in row] for row in found]),
+        shares=np.stack([[s.shares for s in row] for row in rows]),
         grid=grid,
-        layer=found[0][0].layer,
+        layer=rows[0][0].layer,
     )
 
 
@@ -377,15 +377,15 @@ def compute_hardest(
     preprocessing = preprocessing_of(session)
     rule = session.metadata.training_split if session.metadata is not None else None
     named = session.metadata.class_names if session.metadata is not None else ()
-    found = (
+    image_set = (
         data
         if isinstance(data, ImageSet)
         else read_images(data, preprocessing, "test", limit, rule=rule, named=named)
     )
     scores = np.stack(
-        [p.scores for p in session.stream(found.inputs(), prepared=True, batch_size=64)]
+        [p.scores for p in session.stream(image_set.inputs(), prepared=True, batch_size=64)]
     )
-    labels = _checked(found.classes, scores.shape[1])
+    labels = _checked(image_set.classes, scores.shape[1])
     rows = np.arange(len(labels))
     others = scores.copy()
     others[rows, labels] = -np.inf
@@ -394,7 +394,7 @@ def compute_hardest(
     # Among equal scores the first class wins, as in a prediction.
     mistaken = scores.argmax(axis=1) != labels
     order = np.lexsort((rows, margins, ~mistaken))[:count]
-    inputs = np.stack(list(found.take(order).inputs()))
+    inputs = np.stack(list(image_set.take(order).inputs()))
     return Hardest(
         model=session.path.name,
         numbers_in_set=order,
@@ -403,8 +403,8 @@ def compute_hardest(
         rivals=tuple(class_names(session, rivals[order])),
         margins=margins[order],
         mistaken=mistaken[order],
-        images=len(found),
-        data=found.described,
+        images=len(image_set),
+        data=image_set.described,
         mistakes=int(mistaken.sum()),
     )
 

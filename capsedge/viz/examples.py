@@ -53,29 +53,23 @@ def read_examples(
     """Read and classify the images of a picture.
 
     Args:
-        session: the model.
-        images, invert: as for `Session.predict`.
         most: maximum number of images that the picture shows.
-
-    Raises:
-        UsageError: an image cannot be read, there are no images, or the model is a regression.
-        ArtefactError: the file does not state its preprocessing.
     """
-    given = _one_by_one(images)
+    source = _one_by_one(images)
     reader = ImageReader(preprocessing_of(session), invert)
-    found = list(islice(reader.images(given), most + 1))
-    if not found:
+    prepared = list(islice(reader.images(source), most + 1))
+    if not prepared:
         raise UsageError("There are no images to show.", "", "Pass at least one.")
-    listed = given if isinstance(given, (list, tuple)) and len(given) >= len(found) else ()
-    names = [_name(listed[n] if listed else None, n) for n in range(len(found))]
+    listed = source if isinstance(source, (list, tuple)) and len(source) >= len(prepared) else ()
+    names = [_name(listed[n] if listed else None, n) for n in range(len(prepared))]
     left_out = f"Only the first {most} images are shown."
-    inputs = np.stack(found[:most]).astype(np.float32, copy=False)
+    inputs = np.stack(prepared[:most]).astype(np.float32, copy=False)
     return Examples(
         tuple(names[:most]),
         inputs,
         shown(session, inputs),
         tuple(session.predict(inputs, top_k=1, prepared=True)),
-        (left_out,) if len(found) > most else (),
+        (left_out,) if len(prepared) > most else (),
     )
 
 
@@ -86,12 +80,7 @@ def shown(session: Session, inputs: NDArray[np.float32]) -> NDArray[np.uint8]:
 
 
 def preprocessing_of(session: Session) -> Preprocessing:
-    """How the model's images are prepared.
-
-    Raises:
-        UsageError: the model is a regression; pictures belong to classes.
-        ArtefactError: the file does not state the preprocessing.
-    """
+    """How the model's images are prepared."""
     metadata = session.metadata
     if metadata is not None and metadata.task == REGRESSION:
         raise UsageError(
@@ -115,16 +104,7 @@ def check_finite(session: Session, what: str, values: NDArray[np.floating[Any]])
 
 
 def class_index(session: Session, text: str, count: int) -> int:
-    """The number of a class given by name or number.
-
-    Args:
-        session: the model.
-        text: the name or the number.
-        count: number of classes.
-
-    Raises:
-        UsageError: there is no such class.
-    """
+    """The number of a class from its name or number."""
     names = [session.class_name(j) for j in range(count)]
     if text in names:
         return names.index(text)

@@ -129,8 +129,6 @@ def draw_sheet(
 
     Args:
         axis: matplotlib's; its images are the tiles, row by row.
-        rows: the tiles.
-        columns: headings, one per column.
         names: names of the rows, on their left.
     """
     step, tall, height = _steps(rows)
@@ -202,11 +200,7 @@ class Picture(ABC):
         """A sentence for readers who cannot see the picture."""
 
     def draw(self) -> Figure:
-        """The picture as a new figure.
-
-        Raises:
-            EnvironmentProblem: matplotlib is not installed.
-        """
+        """The picture as a new figure."""
         check_matplotlib()
         with figure_style():
             return self._figure()

@@ -144,13 +144,9 @@ def chosen(
     """The pictures to draw: those requested, or the best that the file supports.
 
     Args:
-        session: the model.
         options: what they are made from.
         names: names of the pictures; empty for the default.
         several: whether the default is all that the file supports.
-
-    Raises:
-        UsageError: one is unknown, lacks its images or its data set, or is not supported by the file.
     """
     if not names:
         return _default(session, options, several)

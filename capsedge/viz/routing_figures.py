@@ -114,12 +114,12 @@ class Iterations(Picture):
         return figure
 
     def _bars(self, axis: Any, n: int, t: int) -> None:
-        found = self.per_image[n]
-        colours = [BEST if j == found.winner else OTHER for j in found.classes]
-        axis.barh(range(len(found.classes)), found.strengths[t], color=colours)
-        axis.set_yticks(range(len(found.classes)), [fit(name, 8) for name in found.names])
+        bars = self.per_image[n]
+        colours = [BEST if j == bars.winner else OTHER for j in bars.classes]
+        axis.barh(range(len(bars.classes)), bars.strengths[t], color=colours)
+        axis.set_yticks(range(len(bars.classes)), [fit(name, 8) for name in bars.names])
         axis.invert_yaxis()
-        low, high = float(found.strengths.min()), float(found.strengths.max())
+        low, high = float(bars.strengths.min()), float(bars.strengths.max())
         axis.set_xlim(min(0.0, low) * 1.05, max(high, 1e-6) * 1.05)
         plain(axis, f"iteration {t + 1}", self.measure)
 
@@ -155,12 +155,12 @@ def compute_iterations(session: Session, images: Images, *, invert: bool = False
     count = len(examples.predictions[0].scores)
     check_classes(session, last, count)
     left_out = f"Only the {MOST_CLASSES} best of {count} classes are shown."
-    found = [_iterated(session, last, n, p.scores) for n, p in enumerate(examples.predictions)]
+    per_image = [_iterated(session, last, n, p.scores) for n, p in enumerate(examples.predictions)]
     return Iterations(
         model=session.path.name,
         notes=examples.notes + ((left_out,) if count > MOST_CLASSES else ()),
         examples=examples,
-        per_image=tuple(found),
+        per_image=tuple(per_image),
         measure=strengths(last, 0)[1],
     )
 
@@ -449,26 +449,26 @@ def compute_agreement(
     session.can.check_trace()
     examples = read_examples(session, images, invert, MOST_IMAGES)
     trace = read_trace(session, examples)
-    found = layer_named(trace, layer)
-    of_classes = found is trace.layers[-1]
+    chosen = layer_named(trace, layer)
+    of_classes = chosen is trace.layers[-1]
     if of_classes:
-        check_classes(session, found, len(examples.predictions[0].scores))
+        check_classes(session, chosen, len(examples.predictions[0].scores))
     agreed = []
     for n, prediction in enumerate(examples.predictions):
         if of_classes:
             shown = best(prediction.scores, PARENTS)
             names = class_names(session, shown)
         else:
-            shown = best(table(found.couplings, n)[-1].sum(axis=0), PARENTS)
+            shown = best(table(chosen.couplings, n)[-1].sum(axis=0), PARENTS)
             names = [f"type {j}" for j in shown]
-        edges, counts = _histograms(found, n, shown)
+        edges, counts = _histograms(chosen, n, shown)
         agreed.append(ImageAgreement(examples.names[n], tuple(names), edges, counts))
     return Agreement(
         model=session.path.name,
         notes=examples.notes,
         agreed=tuple(agreed),
-        layer=found.name,
-        distances=found.distances is not None,
+        layer=chosen.name,
+        distances=chosen.distances is not None,
     )
 
 

@@ -32,12 +32,7 @@ figcaption{color:#57606a;overflow-wrap:anywhere}svg{max-width:100%;height:auto}
 
 
 def check_picture(path: Path | str, pictures: int = 1) -> None:
-    """Check, before any long computation, that pictures can be drawn and written.
-
-    Raises:
-        UsageError: the suffix is unknown, the file holds fewer pictures, or the path cannot be written.
-        EnvironmentProblem: matplotlib is not installed.
-    """
+    """Check, before any long computation, that pictures can be drawn and written."""
     suffix = Path(path).suffix.lower()
     if suffix not in SUFFIXES:
         raise UsageError(
@@ -56,38 +51,24 @@ def check_picture(path: Path | str, pictures: int = 1) -> None:
 
 
 def save(pictures: Sequence[Picture], path: Path | str) -> str:
-    """Write pictures: one to a PNG or SVG file, any number to an HTML page.
-
-    Returns:
-        What the file lacks: letters in names that are not in matplotlib's font; empty if nothing.
-
-    Raises:
-        UsageError: as for `check_picture`.
-        EnvironmentProblem: matplotlib is not installed, or the disk is full.
-    """
+    """Write pictures to a PNG, SVG or HTML page; returns the letters that the font lacks."""
     check_picture(path, len(pictures))
     suffix = Path(path).suffix.lower()
     if suffix == ".html":
         write_text(path, _page(pictures))
         return ""
-    with warnings.catch_warnings(record=True) as found:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         data = rendered(pictures[0].draw(), suffix[1:])
     write_bytes(path, data)
-    boxes = suffix == ".png" and any("missing from font" in str(w.message) for w in found)
+    boxes = suffix == ".png" and any("missing from font" in str(w.message) for w in caught)
     return (
         "Boxes stand for letters that matplotlib's font lacks; *.svg and *.html have them." * boxes
     )
 
 
 def rendered(figure: Figure, kind: str, salt: str = "capsedge") -> bytes:
-    """A figure as the bytes of a PNG or SVG file, without dates or versions.
-
-    Args:
-        figure: the figure.
-        kind: ``png`` or ``svg``.
-        salt: of the names inside an SVG, which must differ within a page.
-    """
+    """A figure as a PNG or SVG without dates or versions; ``salt`` tells SVGs of a page apart."""
     import matplotlib
 
     buffer = io.BytesIO()

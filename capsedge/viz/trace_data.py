@@ -24,12 +24,7 @@ _ONE = 1e-2  # tolerance for couplings that add up to one, at any precision
 
 
 def read_trace(session: Session, examples: Examples) -> Trace:
-    """The trace of the images of a picture.
-
-    Raises:
-        UsageError: the file has no trace.
-        ArtefactError: its values are not finite, or do not have the shapes stated in its metadata.
-    """
+    """The trace of the images of a picture."""
     trace = session.trace(examples.inputs, prepared=True)
     for layer in trace:
         shape, grid = layer.couplings.shape, () if layer.grid == (1, 1) else layer.grid
@@ -106,16 +101,12 @@ def entropy(shares: Floats) -> NDArray[np.float64]:
     if shares.shape[-1] < 2:
         return np.zeros(shares.shape[:-1])
     p = np.clip(shares.astype(np.float64), 1e-12, 1.0)
-    found: NDArray[np.float64] = -(p * np.log(p)).sum(axis=-1) / np.log(shares.shape[-1])
-    return found
+    entropies: NDArray[np.float64] = -(p * np.log(p)).sum(axis=-1) / np.log(shares.shape[-1])
+    return entropies
 
 
 def layer_named(trace: Trace, name: str) -> TracedLayer:
-    """A layer of a trace; by default the last, that of the classes.
-
-    Raises:
-        UsageError: there is no such layer.
-    """
+    """A layer of a trace; by default the last, that of the classes."""
     layers = {layer.name: layer for layer in trace}
     if not name:
         return trace.layers[-1]
@@ -140,11 +131,7 @@ class Shares:
 
 
 def shares_of_class(layers: Sequence[TracedLayer], image: int, index: int) -> Shares:
-    """The positions of a class's parts in the lowest map that its couplings lead to.
-
-    Raises:
-        UsageError: the trace does not state the positions of the last layer's children.
-    """
+    """The positions of a class's parts in the lowest map that its couplings lead to."""
     last = layers[-1]
     weights: Floats = np.zeros((*last.grid, last.couplings.shape[-1]))
     weights[..., index] = 1.0 / (last.grid[0] * last.grid[1])
@@ -155,10 +142,10 @@ def shares_of_class(layers: Sequence[TracedLayer], image: int, index: int) -> Sh
             if below.shape != (*layer.grid, layer.couplings.shape[-1]):
                 break  # a layer between the two maps moves capsules
             weights = below
-        found = _to_children(layer, image, weights)
-        if found is None:
+        shares = _to_children(layer, image, weights)
+        if shares is None:
             break
-        below, reached = found, layer
+        below, reached = shares, layer
     if below is None:
         raise UsageError(
             "The positions of the children of the classes are unknown.",
@@ -175,9 +162,6 @@ def _to_children(layer: TracedLayer, image: int, weights: Floats) -> Floats | No
     vote in the parent's mean, responsibility times activation (Hinton et al. 2018, procedure 1, M-step).
     Otherwise it is its coupling times its agreement; in dynamic routing these products add up to the squared
     length of the parent's pose before the squash. None if the children have no geometry.
-
-    Raises:
-        UsageError: a trace of EM routing has no activations of the children.
     """
     if layer.child_grid is None:
         return None
@@ -254,7 +238,6 @@ def grid_over_input(path: Path, size: Cells, cells: Cells) -> tuple[Grid, bool]:
     """The grid of a map over an input.
 
     Args:
-        path: the ONNX file.
         size: height and width of the input.
         cells: height and width of the map.
 
@@ -266,7 +249,7 @@ def grid_over_input(path: Path, size: Cells, cells: Cells) -> tuple[Grid, bool]:
     except CapsedgeError:  # an engine
         return even(size, cells), False
     known = {value.name: Grid(size, (0.0, 0.0), (1.0, 1.0)) for value in graph.inputs[:1]}
-    found = [grid for grid in known.values() if grid.cells == cells]
+    grids = [grid for grid in known.values() if grid.cells == cells]
     for node in graph.nodes:
         before = next((known[name] for name in node.inputs if name in known), None)
         if before is None:
@@ -274,8 +257,8 @@ def grid_over_input(path: Path, size: Cells, cells: Cells) -> tuple[Grid, bool]:
         after = _behind(node, before)
         known.update(dict.fromkeys(node.outputs, after))
         if after is not before and after.cells == cells:
-            found.append(after)
-    return (found[-1], True) if found else (even(size, cells), False)
+            grids.append(after)
+    return (grids[-1], True) if grids else (even(size, cells), False)
 
 
 def even(size: Cells, cells: Cells) -> Grid:

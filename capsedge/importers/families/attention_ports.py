@@ -41,7 +41,7 @@ _RESNET = "U"  # blocks of the first stage, if the backbone has residual blocks
 def keys(shapes: Shapes) -> Patterns:
     """The tensors of a network with as many capsule layers and residual blocks as the file has."""
     matrix = math.isqrt(next(iter(shapes.get("nonlinear_act.weight", (0,))), 0))
-    found = {
+    patterns = {
         "pc_layer.weight": "CD X P P",
         "nonlinear_act.weight": "D",
         "nonlinear_act.bias": "D",
@@ -57,10 +57,10 @@ def keys(shapes: Shapes) -> Patterns:
         matrices = len(shape) in (4, 6) and matrix * matrix > 1 and shape[-3] == shape[-2] == matrix
         pose = f"S S C{k + 1}" if matrices else f"D C{k + 1} D"
         children = f"K{k} K{k} C{k}" if len(shape) == 6 else f"F{k}"
-        found[f"{name}.w"] = f"{children} {pose}"
+        patterns[f"{name}.w"] = f"{children} {pose}"
         for part in ("weight", "bias"):
-            found[f"{name}.nonlinear_act.{part}"] = "D"
-    return found
+            patterns[f"{name}.nonlinear_act.{part}"] = "D"
+    return patterns
 
 
 def _stem(shapes: Shapes) -> Patterns:
@@ -68,20 +68,22 @@ def _stem(shapes: Shapes) -> Patterns:
     first = "pre_caps.pre_caps.0"
     if f"{first}.bias" in shapes or "pre_caps.pre_caps.1.weight" not in shapes:
         return {f"{first}.weight": "X A B B", f"{first}.bias": "X"}
-    found = {f"{first}.weight": "R A 3 3", **_norm("pre_caps.pre_caps.1", "R")}
+    patterns = {f"{first}.weight": "R A 3 3", **_norm("pre_caps.pre_caps.1", "R")}
     for stage, width, before, count in (3, "R", "R", "U"), (4, "X", "R", "V"):
         blocks = f"pre_caps.pre_caps.{stage}.{{{count}}}"
-        found |= {f"{blocks}.conv2.weight": f"{width} {width} 3 3"}
-        found |= {**_norm(f"{blocks}.bn1", width), **_norm(f"{blocks}.bn2", width)}
+        patterns |= {f"{blocks}.conv2.weight": f"{width} {width} 3 3"}
+        patterns |= {**_norm(f"{blocks}.bn1", width), **_norm(f"{blocks}.bn2", width)}
         name = f"pre_caps.pre_caps.{stage}"
         for block in range(
             sum(k.endswith("conv1.weight") for k in shapes if k.startswith(f"{name}."))
         ):
-            found[f"{name}.{block}.conv1.weight"] = f"{width} {before if block == 0 else width} 3 3"
+            patterns[f"{name}.{block}.conv1.weight"] = (
+                f"{width} {before if block == 0 else width} 3 3"
+            )
         if f"{name}.0.shortcut.0.weight" in shapes:
-            found[f"{name}.0.shortcut.0.weight"] = f"{width} {before} 1 1"
-            found |= _norm(f"{name}.0.shortcut.1", width)
-    return found
+            patterns[f"{name}.0.shortcut.0.weight"] = f"{width} {before} 1 1"
+            patterns |= _norm(f"{name}.0.shortcut.1", width)
+    return patterns
 
 
 def _norm(name: str, size: str) -> Patterns:
@@ -92,11 +94,7 @@ def _norm(name: str, size: str) -> Patterns:
 def configure(
     family: Family, sizes: Sizes, choices: ImportChoices, notes: list[str]
 ) -> ModelConfig:
-    """The configuration.
-
-    Raises:
-        UsageError: a choice is missing, or the file leaves the strides open.
-    """
+    """The configuration. Raises UsageError if a choice is missing, or the file leaves the strides open."""
     last = max(int(k[1:]) for k in sizes if re.fullmatch(r"C\d+", k))
     layers = [k for k in range(last) if f"K{k}" in sizes]
     dense = [sizes[f"C{k + 1}"] for k in range(len(layers), last - 1)]
@@ -136,30 +134,27 @@ def _strides(
 
     The file does not store them. Those of the authors' configurations are used if they lead to the number of
     positions of the first fully connected layer, otherwise the only strides that do.
-
-    Raises:
-        UsageError: there are none, or several.
     """
     kernels = [sizes["P"], *(sizes[f"K{k}"] for k in layers)]
     dense = min(int(k[1:]) for k in sizes if re.fullmatch(r"F\d+", k))
     places = sizes[f"F{dense}"] / sizes.get(f"C{dense}", sizes["CD"] // sizes["D"])
     usual = (2, 1, *(2 if k == 0 else 1 for k in range(len(layers))))
-    found = []
+    fitting = []
     for strides in product((1, 2), repeat=2 + len(layers)):
         grid = [-(-n // strides[0]) for n in size]
         for kernel, stride in zip(kernels, strides[1:], strict=True):
             grid = [(n - kernel) // stride + 1 for n in grid]
         if min(grid) > 0 and math.prod(grid) == places:
-            found.append(strides)
-    if usual in found or len(found) == 1:
-        taken = usual if usual in found else found[0]
+            fitting.append(strides)
+    if usual in fitting or len(fitting) == 1:
+        taken = usual if usual in fitting else fitting[0]
         notes.append(
             f"strides {', '.join(map(str, taken))}: backbone, primary capsules, capsule layers"
         )
         return taken
     raise UsageError(
         f"The network's strides cannot be determined for images of {size[0]}x{size[1]} pixels.",
-        f"{len(found)} choices lead to the {places:g} positions of its first fully connected layer.",
+        f"{len(fitting)} choices lead to the {places:g} positions of its first fully connected layer.",
         "Add --size with the HEIGHTxWIDTH of the training images, or export the author's module: "
         "capsedge export --module (docs/how-to/your-model.md).",
     )
@@ -168,7 +163,7 @@ def _strides(
 def convert(weights: Mapping[str, Floats], config: ModelConfig) -> Tensors:
     """The package's tensors; in the file, children of a fully connected layer are ordered by type first."""
     assert isinstance(config, AttentionCapsulesConfig)
-    made: Tensors = {
+    tensors: Tensors = {
         "primary.conv.weight": weights["pc_layer.weight"],
         **renamed(weights, "nonlinear_act.", "norm."),
         **layer(weights, "final_fc", "classifier"),
@@ -182,11 +177,11 @@ def convert(weights: Mapping[str, Floats], config: ModelConfig) -> Tensors:
             places = (types, side, weight.shape[0] // types // side)
             weight = weight.reshape(*places, *weight.shape[1:]).transpose(1, 2, 0, 3, 4, 5)
         order = (0, 1, 2, 5, 3, 4) if config.matrix_pose else (0, 1, 2, 4, 3, 5)
-        made[f"capsules.{k}.weight"] = weight.transpose(order)
-        made[f"capsules.{k}.scale"] = weights[f"capsule_layers.{k}.nonlinear_act.weight"]
-        made[f"capsules.{k}.bias"] = weights[f"capsule_layers.{k}.nonlinear_act.bias"]
+        tensors[f"capsules.{k}.weight"] = weight.transpose(order)
+        tensors[f"capsules.{k}.scale"] = weights[f"capsule_layers.{k}.nonlinear_act.weight"]
+        tensors[f"capsules.{k}.bias"] = weights[f"capsule_layers.{k}.nonlinear_act.bias"]
         types = weight.shape[5] if config.matrix_pose else weight.shape[4]
-    return made
+    return tensors
 
 
 def _stem_tensors(weights: Mapping[str, Floats]) -> Iterator[tuple[str, Floats]]:

@@ -51,14 +51,7 @@ def configure(
     notes: list[str],
     **dialect: object,
 ) -> CapsNetConfig:
-    """The configuration of a network with these sizes.
-
-    Args:
-        dialect: fields of the configuration.
-
-    Raises:
-        UsageError: a choice is missing or does not fit the file.
-    """
+    """The configuration of a network with these sizes and the dialect's fields."""
     fields = {**dialect, **variant_of(family, choices, notes), **choices.fields}
     size = _size(family, sizes, choices, notes)
     channels = sizes["A"]
@@ -90,12 +83,7 @@ def _types(sizes: Sizes) -> int:
 def _size(
     family: Family, sizes: Sizes, choices: ImportChoices, notes: list[str]
 ) -> tuple[int, int]:
-    """Height and width of the input: from the user's choices, the decoder, the author's data sets, or the
-    only possible ones.
-
-    Raises:
-        UsageError: the file allows several, or the choice does not fit it.
-    """
+    """Height and width of the input: chosen, the decoder's, the author's, or the only possible ones."""
     places = sizes["I"] // _types(sizes)
     if choices.size is not None:
         if math.prod(_grid(n, sizes) for n in choices.size) != places:
@@ -155,11 +143,11 @@ def decoder(
     if not config.decoder:
         return {}
     layers = [layer(weights, name, f"decoder.{2 * k}") for k, name in enumerate(names)]
-    made = {key: value for one in layers for key, value in one.items()}
-    first = made["decoder.0.weight"]
+    tensors = {key: value for one in layers for key, value in one.items()}
+    first = tensors["decoder.0.weight"]
     if first.shape[1] == config.capsule_dim and config.classes > 1:
-        made["decoder.0.weight"] = np.tile(first, (1, config.classes))
-    return made
+        tensors["decoder.0.weight"] = np.tile(first, (1, config.classes))
+    return tensors
 
 
 def decoder_keys(names: Sequence[str], takes: str = "M") -> dict[str, str]:
@@ -170,10 +158,10 @@ def decoder_keys(names: Sequence[str], takes: str = "M") -> dict[str, str]:
         takes: the size of its input: the pose of one class, of all (``JO``), or either (``M``).
     """
     sizes = (takes, "H1", "H2", "X")
-    found: dict[str, str] = {}
+    patterns: dict[str, str] = {}
     for name, (before, after) in zip(names, pairwise(sizes), strict=True):
-        found |= {f"{name}.weight": f"{after} {before}", f"{name}.bias": after}
-    return found
+        patterns |= {f"{name}.weight": f"{after} {before}", f"{name}.bias": after}
+    return patterns
 
 
 def joined(weights: Mapping[str, Floats], names: str, count: int, dims_apart: bool) -> Tensors:
@@ -184,14 +172,14 @@ def joined(weights: Mapping[str, Floats], names: str, count: int, dims_apart: bo
         dims_apart: whether each makes one element of all types, so types and elements must be swapped;
             otherwise their channels are concatenated.
     """
-    made = {}
+    tensors = {}
     for part in ("weight", "bias"):
         if f"{names.format(0)}.{part}" not in weights:
             continue
         stacked = np.stack([weights[f"{names.format(k)}.{part}"] for k in range(count)])
         ordered = stacked.swapaxes(0, 1) if dims_apart else stacked
-        made[f"primary.conv.{part}"] = ordered.reshape(-1, *stacked.shape[2:])
-    return made
+        tensors[f"primary.conv.{part}"] = ordered.reshape(-1, *stacked.shape[2:])
+    return tensors
 
 
 def by_position(weight: Floats, types: int) -> Floats:

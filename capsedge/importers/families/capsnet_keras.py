@@ -54,22 +54,22 @@ def _convert_xifengguo(weights: Mapping[str, Floats], config: ModelConfig) -> Te
     the decoder makes ``[height, width, channels]``.
     """
     assert isinstance(config, CapsNetConfig)
-    made = {"classes.weight": weights["digitcaps/W"].swapaxes(0, 1)}
+    tensors = {"classes.weight": weights["digitcaps/W"].swapaxes(0, 1)}
     for theirs, ours in (("conv1", "stem.0"), ("primarycap_conv2d", "primary.conv")):
-        made[f"{ours}.weight"] = weights[f"{theirs}/kernel"].transpose(3, 2, 0, 1)
-        made[f"{ours}.bias"] = weights[f"{theirs}/bias"]
+        tensors[f"{ours}.weight"] = weights[f"{theirs}/kernel"].transpose(3, 2, 0, 1)
+        tensors[f"{ours}.bias"] = weights[f"{theirs}/bias"]
     if config.decoder:
         for k in range(3):
-            made[f"decoder.{2 * k}.weight"] = weights[f"decoder/dense_{k}/kernel"].T
-            made[f"decoder.{2 * k}.bias"] = weights[f"decoder/dense_{k}/bias"]
+            tensors[f"decoder.{2 * k}.weight"] = weights[f"decoder/dense_{k}/kernel"].T
+            tensors[f"decoder.{2 * k}.bias"] = weights[f"decoder/dense_{k}/bias"]
         shape = config.preprocessing.shape
-        last = made["decoder.4.weight"]
+        last = tensors["decoder.4.weight"]
         pixels = last.reshape(*shape[1:], shape[0], -1).transpose(2, 0, 1, 3)
-        made["decoder.4.weight"] = pixels.reshape(last.shape)
-        made["decoder.4.bias"] = (
-            made["decoder.4.bias"].reshape(*shape[1:], shape[0]).transpose(2, 0, 1).reshape(-1)
+        tensors["decoder.4.weight"] = pixels.reshape(last.shape)
+        tensors["decoder.4.bias"] = (
+            tensors["decoder.4.bias"].reshape(*shape[1:], shape[0]).transpose(2, 0, 1).reshape(-1)
         )
-    return made
+    return tensors
 
 
 XIFENGGUO = Family(
@@ -135,27 +135,19 @@ class _KerasLayer:
     values: Mapping[str, Any]
 
     def pair(self, key: str, default: Sequence[int]) -> tuple[int, int]:
-        """Rows and columns.
-
-        Raises:
-            UnsupportedModelError: they are not two whole numbers.
-        """
-        found = self.values.get(key) or default
-        found = (found, found) if type(found) is int else found
-        if not isinstance(found, (list, tuple)) or [type(n) for n in found] != [int, int]:
-            raise self.refused(f"its {key} is {str(found)[:40]}")
-        return found[0], found[1]
+        """Rows and columns. Raises UnsupportedModelError if they are not two whole numbers."""
+        sizes = self.values.get(key) or default
+        sizes = (sizes, sizes) if type(sizes) is int else sizes
+        if not isinstance(sizes, (list, tuple)) or [type(n) for n in sizes] != [int, int]:
+            raise self.refused(f"its {key} is {str(sizes)[:40]}")
+        return sizes[0], sizes[1]
 
     def number(self, key: str) -> int:
-        """A whole number above 0.
-
-        Raises:
-            UnsupportedModelError: it is not one.
-        """
-        found = self.values.get(key)
-        if type(found) is not int or found < 1:
-            raise self.refused(f"its {key} is {str(found)[:40]}")
-        return found
+        """A whole number above 0. Raises UnsupportedModelError if it is not one."""
+        number = self.values.get(key)
+        if type(number) is not int or number < 1:
+            raise self.refused(f"its {key} is {str(number)[:40]}")
+        return number
 
     def refused(self, why: str) -> UnsupportedModelError:
         """The error for a layer that is not known."""
@@ -175,7 +167,7 @@ def _chain(config: Mapping[str, Any]) -> list[_KerasLayer]:
     layers = inner.get("layers") if isinstance(inner, dict) else inner
     if not isinstance(layers, list):
         return []
-    found: list[_KerasLayer] = []
+    chain: list[_KerasLayer] = []
     counts: dict[str, int] = {}
     before = ""
     for layer in layers:
@@ -184,14 +176,14 @@ def _chain(config: Mapping[str, Any]) -> list[_KerasLayer]:
         if not isinstance(values, dict) or type(kind) is not str:
             return []
         name = str(values.get("name") or layer.get("name"))
-        sources = set(_sources(layer.get("inbound_nodes"), {one.name for one in found}))
-        if config["class_name"] != "Sequential" and found and sources != {before}:
+        sources = set(_sources(layer.get("inbound_nodes"), {one.name for one in chain}))
+        if config["class_name"] != "Sequential" and chain and sources != {before}:
             return []
         snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", kind).lower().replace("2_d", "2d")
         count = counts[snake] = counts.get(snake, -1) + 1
-        found.append(_KerasLayer(kind, name, f"{snake}_{count}" if count else snake, values))
+        chain.append(_KerasLayer(kind, name, f"{snake}_{count}" if count else snake, values))
         before = name
-    return found
+    return chain
 
 
 def _sources(nodes: Any, known: set[str]) -> Iterator[str]:
@@ -228,11 +220,7 @@ def _weight_key(names: Mapping[str, Any], layer: _KerasLayer, which: str, index:
 
 
 def _stem_layer(layer: _KerasLayer, channels: int) -> StemLayer | None:
-    """A layer before the capsules; None if it changes nothing.
-
-    Raises:
-        UnsupportedModelError: it is not known.
-    """
+    """A layer before the capsules; None if it changes nothing."""
     values = layer.values
     if layer.kind in ("InputLayer", "Dropout", "SpatialDropout2D", "GaussianNoise"):
         return None
@@ -270,10 +258,10 @@ def _stem_layer(layer: _KerasLayer, channels: int) -> StemLayer | None:
 
 
 def _activation(layer: _KerasLayer) -> str:
-    found = layer.values.get("activation") or "linear"
-    if found not in ("linear", "relu", "tanh", "sigmoid"):
-        raise layer.refused(f"its activation is {str(found)[:40]}")
-    return str(found)
+    name = layer.values.get("activation") or "linear"
+    if name not in ("linear", "relu", "tanh", "sigmoid"):
+        raise layer.refused(f"its activation is {str(name)[:40]}")
+    return str(name)
 
 
 # --- ``Capsule`` from Keras' examples (K. Su), as in COVID-CAPS: logits replaced, one weight ---
@@ -285,28 +273,23 @@ def _fit_configuration(config: Mapping[str, Any], shapes: Shapes) -> Fit:
     """Identify a file by the ``Capsule`` layers in its configuration, with a kernel for each."""
     layers = _chain(config)
     capsules = [layer for layer in layers if layer.kind == "Capsule"]
-    found = Fit(missing=[] if capsules else ["a chain of layers with Capsule"])
+    fit = Fit(missing=[] if capsules else ["a chain of layers with Capsule"])
     for layer in capsules:
         key = _weight_key(shapes, layer, _KERNEL, 0)
         if key is None:
-            found.missing.append(f"{layer.name}/{_KERNEL}")
+            fit.missing.append(f"{layer.name}/{_KERNEL}")
         elif len(shapes[key]) != 3:
-            found.wrong.append(f"{key} has {len(shapes[key])} axes, not 3")
+            fit.wrong.append(f"{key} has {len(shapes[key])} axes, not 3")
         else:
-            found.matched.append(key)
-            found.sizes[layer.name] = shapes[key][0]
-    return found
+            fit.matched.append(key)
+            fit.sizes[layer.name] = shapes[key][0]
+    return fit
 
 
 def _configure_chain(
     family: Family, sizes: Sizes, choices: ImportChoices, notes: list[str]
 ) -> ModelConfig:
-    """The configuration.
-
-    Raises:
-        UsageError: a choice is missing or does not fit the file.
-        UnsupportedModelError: a layer is not known.
-    """
+    """The configuration."""
     stored = _chain(choices.stored or {})
     height, width, channels = _input_of(stored)
     layers, dim, routed = _layers(stored, channels or 0, sizes, notes)
@@ -335,11 +318,7 @@ def _configure_chain(
 def _layers(
     stored: list[_KerasLayer], channels: int, sizes: Sizes, notes: list[str]
 ) -> tuple[list[StemLayer], int, list[RoutedLayerConfig]]:
-    """The stem, the elements of its capsules, and the layers of capsules.
-
-    Raises:
-        UnsupportedModelError: a layer is not known.
-    """
+    """The stem, the elements of its capsules, and the layers of capsules."""
     layers: list[StemLayer] = []
     routed: list[RoutedLayerConfig] = []
     dim = 0
@@ -365,10 +344,10 @@ def _layers(
         elif dim:
             raise layer.refused("this layer is not known among capsules")
         else:
-            made = _stem_layer(layer, channels)
-            if made is not None:
-                layers.append(made)
-                channels = made.channels
+            stem = _stem_layer(layer, channels)
+            if stem is not None:
+                layers.append(stem)
+                channels = stem.channels
     if not routed or sizes.get(routed[0].name) is None:
         raise UnsupportedModelError("The network has no known kind of capsule layer.", "", "")
     return layers, dim, routed
@@ -377,20 +356,20 @@ def _layers(
 def _convert_chain(weights: Mapping[str, Floats], config: ModelConfig) -> Tensors:
     """The package's tensors; in the file, convolutions are ``[height, width, in, out]``."""
     assert isinstance(config, CapsuleStackConfig)
-    made: Tensors = {}
+    tensors: Tensors = {}
     for k, layer in enumerate(config.layers):
         place = f"stem.{k}.0" if layer.activation != "linear" else f"stem.{k}"
-        made.update(_stem_tensors(weights, layer, config, k, place))
+        tensors.update(_stem_tensors(weights, layer, config, k, place))
     factor = 1 / math.sqrt(config.offset)
     for k, each in enumerate(config.routed):
         key = _key(weights, each.name, "Capsule", k, _KERNEL, 0)
         kernel = weights[key]
         own = kernel.reshape(*kernel.shape[:2], each.capsules, -1).transpose(0, 2, 3, 1)
-        made[f"routed.{k}.weight"] = np.pad(factor * own, ((0, 0), (0, 0), (0, 1), (0, 0)))
+        tensors[f"routed.{k}.weight"] = np.pad(factor * own, ((0, 0), (0, 0), (0, 1), (0, 0)))
         constant = np.zeros((each.capsules, each.dim + 1), np.float32)
         constant[:, -1] = factor * math.sqrt(config.epsilon)
-        made[f"routed.{k}.constant"] = constant
-    return {name: np.asarray(value, np.float32) for name, value in made.items()}
+        tensors[f"routed.{k}.constant"] = constant
+    return {name: np.asarray(value, np.float32) for name, value in tensors.items()}
 
 
 def _key(
@@ -418,8 +397,8 @@ def _stem_tensors(
         return weights[_key(weights, layer.name, layer.kind, count, which, index)]
 
     if layer.kind == "conv":
-        made = {f"{place}.weight": take("kernel", 0).transpose(3, 2, 0, 1)}
-        return made | ({f"{place}.bias": take("bias", 1)} if layer.bias else {})
+        tensors = {f"{place}.weight": take("kernel", 0).transpose(3, 2, 0, 1)}
+        return tensors | ({f"{place}.bias": take("bias", 1)} if layer.bias else {})
     if layer.kind == "norm":
         ones = np.ones(layer.channels, np.float32)
         names = {"gamma": ones, "beta": 0 * ones, "moving_mean": None, "moving_variance": None}

@@ -55,20 +55,17 @@ def _port(
     decoder_takes: str = "M",
     more: Patterns | None = None,
     optional: Sequence[Patterns] = (),
-    rest: Callable[[Mapping[str, Floats], CapsNetConfig], Tensors] = lambda found, config: {},
+    rest: Callable[[Mapping[str, Floats], CapsNetConfig], Tensors] = lambda weights, config: {},
     configure: Callable[..., ModelConfig] = capsnet_base.configure,
     **about: Any,
 ) -> Family:
     """A family whose layers are the paper's.
 
     Args:
-        stem: name of the first convolution.
         primary: name of the primary convolution; with ``{D}`` or ``{T}`` in it, of one for each element or
             type.
         weight: name and axes of the routing weight.
         arranged: turns it into ``[I, J, O, D]``, positions first.
-        dims_apart: see `capsnet_base.joined`.
-        decoder, decoder_takes: see `capsnet_base.decoder_keys`.
         more, optional: further tensors, which are always or sometimes present.
         rest: converts them to the package's tensors.
         about: the other fields of the family.
@@ -223,10 +220,10 @@ def _with_priors_found(
     )  # fmt: skip
 
 
-def _prior(found: Mapping[str, Floats], config: CapsNetConfig) -> Tensors:
-    if _PRIOR not in found:
+def _prior(weights: Mapping[str, Floats], config: CapsNetConfig) -> Tensors:
+    if _PRIOR not in weights:
         return {}
-    prior = found[_PRIOR].reshape(config.classes, -1).swapaxes(0, 1)
+    prior = weights[_PRIOR].reshape(config.classes, -1).swapaxes(0, 1)
     return {"classes.log_prior": capsnet_base.by_position(prior, config.primary_types)}
 
 
@@ -386,18 +383,18 @@ def _full_precision(
     return capsnet_base.configure(family, sizes, choices, notes, class_bias=True)
 
 
-def _routed_once(found: Mapping[str, Floats], config: ModelConfig) -> Tensors:
+def _routed_once(weights: Mapping[str, Floats], config: ModelConfig) -> Tensors:
     """The primary capsules are routed once there, from one parent's zero logits.
 
     Their convolution is divided by the number of types, its bias is not.
     """
     assert isinstance(config, CapsNetConfig)
     return {
-        **capsnet_base.layer(found, "conv.conv", "stem.0"),
-        "primary.conv.weight": found["primary.conv3d.weight"] / np.float32(config.primary_types),
-        "primary.conv.bias": found["primary.bias"].reshape(-1),
-        "classes.weight": _elements_first(found["digit.weight"], config),
-        "classes.bias": found["digit.bias"],
+        **capsnet_base.layer(weights, "conv.conv", "stem.0"),
+        "primary.conv.weight": weights["primary.conv3d.weight"] / np.float32(config.primary_types),
+        "primary.conv.bias": weights["primary.bias"].reshape(-1),
+        "classes.weight": _elements_first(weights["digit.weight"], config),
+        "classes.bias": weights["digit.bias"],
     }
 
 

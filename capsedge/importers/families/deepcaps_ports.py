@@ -38,11 +38,7 @@ _CONVOLUTIONS = ("first", "skip", "rest.0", "rest.1")
 def _configure(
     family: Family, sizes: Sizes, choices: ImportChoices, notes: list[str], **dialect: Any
 ) -> ModelConfig:
-    """The configuration; ``dialect`` are its fields.
-
-    Raises:
-        UsageError: a choice is missing.
-    """
+    """The configuration; ``dialect`` are its fields. Raises UsageError if a choice is missing."""
     if not choices.pixels.keys() & {"scale", "mean", "std", "per_image"}:
         notes.append(
             "pixels from 0 to 1, as in the author's code (change with --range, --mean, --std)"
@@ -101,15 +97,15 @@ Names = Callable[[int, int], str]
 def _torch_keys(around: Mapping[str, Any], name: Names) -> Patterns:
     conv, norm = around["stem"]
     weight, bias = around["classes"]
-    found = {f"{conv}.weight": "C A 3 3", f"{conv}.bias": "C"}
-    found |= {f"{norm}.{part}": "C" for part in _NORM}
+    patterns = {f"{conv}.weight": "C A 3 3", f"{conv}.bias": "C"}
+    patterns |= {f"{norm}.{part}": "C" for part in _NORM}
     for cell in _CELLS:
         for at in range(4):
             before = f"T{cell}" if at else ("C" if cell == 0 else f"T{cell - 1}")
-            found[f"{name(cell, at)}.weight"] = f"T{cell} {before} 3 3"
-            found[f"{name(cell, at)}.bias"] = f"T{cell}"
-    found[f"{name(3, 1)}.weight"] = "T3 1 3 3 3"
-    return {**found, weight: "1 I J O D", bias: "1 1 J O"}
+            patterns[f"{name(cell, at)}.weight"] = f"T{cell} {before} 3 3"
+            patterns[f"{name(cell, at)}.bias"] = f"T{cell}"
+    patterns[f"{name(3, 1)}.weight"] = "T3 1 3 3 3"
+    return {**patterns, weight: "1 I J O D", bias: "1 1 J O"}
 
 
 def _configure_torch(
@@ -137,16 +133,16 @@ def _convert_torch(
         """The package's tensors; in the file, votes are a convolution ``[T P, 1, V, 3, 3]``."""
         conv, norm = around["stem"]
         weight, bias = around["classes"]
-        made = {f"stem.0.{part}": weights[f"{conv}.{part}"] for part in ("weight", "bias")}
-        made |= {f"stem.1.{part}": weights[f"{norm}.{part}"] for part in _NORM}
+        tensors = {f"stem.0.{part}": weights[f"{conv}.{part}"] for part in ("weight", "bias")}
+        tensors |= {f"stem.1.{part}": weights[f"{norm}.{part}"] for part in _NORM}
         for cell in _CELLS:
             for at, ours in enumerate(_CONVOLUTIONS):
                 theirs = name(cell, at)
                 kernel = weights[f"{theirs}.weight"]
                 place = f"cells.{cell}.{ours}.conv"
-                made[f"{place}.weight"] = kernel[:, 0] if kernel.ndim == 5 else kernel
-                made[f"{place}.bias"] = weights[f"{theirs}.bias"]
-        return {**made, "weight": weights[weight][0], "bias": weights[bias][0, 0]}
+                tensors[f"{place}.weight"] = kernel[:, 0] if kernel.ndim == 5 else kernel
+                tensors[f"{place}.bias"] = weights[f"{theirs}.bias"]
+        return {**tensors, "weight": weights[weight][0], "bias": weights[bias][0, 0]}
 
     return convert
 
@@ -204,15 +200,15 @@ def _keras_name(cell: int, at: int) -> str:
 
 
 def _keras_keys() -> Patterns:
-    found = {"conv2d_0/kernel": "3 3 A C", "conv2d_0/bias": "C"}
-    found |= {f"batch_normalization_0/{part}": "C" for part in _KERAS_NORM.values()}
+    patterns = {"conv2d_0/kernel": "3 3 A C", "conv2d_0/bias": "C"}
+    patterns |= {f"batch_normalization_0/{part}": "C" for part in _KERAS_NORM.values()}
     for cell in _CELLS:
         for at in range(4):
             before = f"T N{cell}" if at else ("C 1" if cell == 0 else f"T N{cell - 1}")
             if (cell, at) != (3, 1):
-                found[f"{_keras_name(cell, at)}/kernel"] = f"3 3 {before} T N{cell}"
+                patterns[f"{_keras_name(cell, at)}/kernel"] = f"3 3 {before} T N{cell}"
     return {
-        **found,
+        **patterns,
         f"{_ROUTED}/W": "N3 3 3 1 T3",
         f"{_ROUTED}/b": "T N3 1 1",
         "digit_caps/W": "J I O N3",
@@ -239,26 +235,28 @@ def convert_keras(weights: Mapping[str, Floats], config: ModelConfig) -> Tensors
     cell's children come before the third's.
     """
     assert isinstance(config, DeepCapsConfig)
-    made: Tensors = {
+    tensors: Tensors = {
         "stem.0.weight": weights["conv2d_0/kernel"].transpose(3, 2, 0, 1),
         "stem.0.bias": weights["conv2d_0/bias"],
     }
-    made |= {f"stem.2.{a}": weights[f"batch_normalization_0/{b}"] for a, b in _KERAS_NORM.items()}
+    tensors |= {
+        f"stem.2.{a}": weights[f"batch_normalization_0/{b}"] for a, b in _KERAS_NORM.items()
+    }
     for cell in _CELLS:
         for at, ours in enumerate(_CONVOLUTIONS):
             if (cell, at) != (3, 1):
                 kernel = weights[f"{_keras_name(cell, at)}/kernel"]
                 flat = kernel.reshape(3, 3, kernel.shape[2] * kernel.shape[3], -1)
-                made[f"cells.{cell}.{ours}.conv.weight"] = flat.transpose(3, 2, 0, 1)
-    made["cells.3.skip.conv.weight"] = weights[f"{_ROUTED}/W"][..., 0, :].transpose(3, 0, 1, 2)
-    made["cells.3.skip.bias"] = weights[f"{_ROUTED}/b"][..., 0, 0]
+                tensors[f"cells.{cell}.{ours}.conv.weight"] = flat.transpose(3, 2, 0, 1)
+    tensors["cells.3.skip.conv.weight"] = weights[f"{_ROUTED}/W"][..., 0, :].transpose(3, 0, 1, 2)
+    tensors["cells.3.skip.bias"] = weights[f"{_ROUTED}/b"][..., 0, 0]
     weight = weights["digit_caps/W"].swapaxes(0, 1)
     size = config.preprocessing.shape[1:]
     places = [-(-size[0] // n) * -(-size[1] // n) for n in (8, 16)]  # of the third and last cell
     last = places[1] * config.primary_types
-    made["weight"] = np.concatenate([weight[last:], weight[:last]])
-    made["bias"] = weights["digit_caps/B"]
-    return made
+    tensors["weight"] = np.concatenate([weight[last:], weight[:last]])
+    tensors["bias"] = weights["digit_caps/B"]
+    return tensors
 
 
 _MIXED = "votes are made of a map [H, W, C, P] that is read as [C, P, H, W]"

@@ -90,12 +90,12 @@ def configure_torch(
 def convert_torch(weights: Mapping[str, Floats], config: ModelConfig) -> Tensors:
     """The package's tensors."""
     assert isinstance(config, EfficientCapsNetConfig)
-    made: Tensors = {}
+    tensors: Tensors = {}
     for k in range(4):
-        made |= layer(weights, f"conv{k + 1}", f"stem.{3 * k}")
-        made |= renamed(weights, f"bn{k + 1}.", f"stem.{3 * k + 1}.")
+        tensors |= layer(weights, f"conv{k + 1}", f"stem.{3 * k}")
+        tensors |= renamed(weights, f"bn{k + 1}.", f"stem.{3 * k + 1}.")
     return {
-        **made,
+        **tensors,
         **layer(weights, "primary_caps.dw_conv2d", "primary"),
         **_routing(weights["routing_caps.W"], weights["routing_caps.b"]),
         **decoder(weights, _DECODER, config),
@@ -103,14 +103,14 @@ def convert_torch(weights: Mapping[str, Floats], config: ModelConfig) -> Tensors
 
 
 def _torch_keys() -> Patterns:
-    found: dict[str, str] = {}
+    patterns: dict[str, str] = {}
     for k in range(4):
         before = "A" if k == 0 else f"C{k - 1}"
-        found[f"conv{k + 1}.weight"] = f"C{k} {before} K{k} K{k}"
-        found[f"conv{k + 1}.bias"] = f"C{k}"
+        patterns[f"conv{k + 1}.weight"] = f"C{k} {before} K{k} K{k}"
+        patterns[f"conv{k + 1}.bias"] = f"C{k}"
         for part in ("weight", "bias", "running_mean", "running_var"):
-            found[f"bn{k + 1}.{part}"] = f"C{k}"
-    return found | {
+            patterns[f"bn{k + 1}.{part}"] = f"C{k}"
+    return patterns | {
         "primary_caps.dw_conv2d.weight": "ID 1 P P",
         "primary_caps.dw_conv2d.bias": "ID",
         "routing_caps.W": "J I D O",
@@ -163,13 +163,13 @@ def names_of_keras(keys: Iterable[str]) -> Mapping[str, str]:
 
 
 def _keras_keys(norm: str, parts: tuple[str, ...]) -> Patterns:
-    found: dict[str, str] = {}
+    patterns: dict[str, str] = {}
     for k in range(4):
         before = "A" if k == 0 else f"C{k - 1}"
-        found[f"conv2d.{k}/kernel"] = f"K{k} K{k} {before} C{k}"
-        found[f"conv2d.{k}/bias"] = f"C{k}"
-        found |= {f"{norm}.{k}/{part}": f"C{k}" for part in parts}
-    return found | {
+        patterns[f"conv2d.{k}/kernel"] = f"K{k} K{k} {before} C{k}"
+        patterns[f"conv2d.{k}/bias"] = f"C{k}"
+        patterns |= {f"{norm}.{k}/{part}": f"C{k}" for part in parts}
+    return patterns | {
         "conv2d.4/kernel": "P P 1 ID",
         "conv2d.4/bias": "ID",
         "caps.0/W": "J I D O",
@@ -206,18 +206,18 @@ def convert_keras(weights: Mapping[str, Floats], config: ModelConfig) -> Tensors
         "gamma": "weight", "beta": "bias", "moving_mean": "running_mean",
         "moving_variance": "running_var",
     }  # fmt: skip
-    made: Tensors = {}
+    tensors: Tensors = {}
     for k in range(5):
         name = "primary" if k == 4 else f"stem.{3 * k}"
-        made[f"{name}.weight"] = weights[f"conv2d.{k}/kernel"].transpose(3, 2, 0, 1)
-        made[f"{name}.bias"] = weights[f"conv2d.{k}/bias"]
+        tensors[f"{name}.weight"] = weights[f"conv2d.{k}/kernel"].transpose(3, 2, 0, 1)
+        tensors[f"{name}.bias"] = weights[f"conv2d.{k}/bias"]
     for key, tensor in weights.items():
         if norm := re.fullmatch(r"(?:batch|instance)_normalization\.(\d)/(\w+)", key):
-            made[f"stem.{3 * int(norm[1]) + 2}.{parts[norm[2]]}"] = tensor
+            tensors[f"stem.{3 * int(norm[1]) + 2}.{parts[norm[2]]}"] = tensor
     for k in range(3 if config.decoder else 0):
-        made[f"decoder.{2 * k}.weight"] = weights[f"generator.dense.{k}/kernel"].T
-        made[f"decoder.{2 * k}.bias"] = weights[f"generator.dense.{k}/bias"]
-    return {**made, **_routing(weights["caps.0/W"], weights["caps.0/b"])}
+        tensors[f"decoder.{2 * k}.weight"] = weights[f"generator.dense.{k}/kernel"].T
+        tensors[f"decoder.{2 * k}.bias"] = weights[f"generator.dense.{k}/bias"]
+    return {**tensors, **_routing(weights["caps.0/W"], weights["caps.0/b"])}
 
 
 _SOURCE = "github.com/EscVM/Efficient-CapsNet, utils/layers.py"

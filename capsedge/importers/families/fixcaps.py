@@ -44,20 +44,20 @@ _HALF = (0.5, 0.5, 0.5)
 
 def _fixcaps_keys(shapes: Shapes) -> Patterns:
     """The tensors of a network with the stem that the file has."""
-    found: dict[str, str] = {}
+    patterns: dict[str, str] = {}
     k = 0
     while (name := f"Convolution.{k}") and (k == 0 or f"{name}.weight" in shapes):
         if len(shapes.get(f"{name}.weight", (0,) * 4)) == 4:
-            found[f"{name}.weight"] = f"C{k} I{k} K{k} K{k}"
+            patterns[f"{name}.weight"] = f"C{k} I{k} K{k} K{k}"
             if f"{name}.bias" in shapes:
-                found[f"{name}.bias"] = f"B{k}"
+                patterns[f"{name}.bias"] = f"B{k}"
         else:
-            found |= _norm(shapes, name, f"N{k}", f"R{k}")
+            patterns |= _norm(shapes, name, f"N{k}", f"R{k}")
         k += 1
     units = _UNITS.format("{D}")
     if f"{_UNITS.format(0)}.bias" in shapes:
-        found[f"{units}.bias"] = "U"
-    return found | {
+        patterns[f"{units}.bias"] = "U"
+    return patterns | {
         "CBAM.conv.weight": "C C 1 1",
         **_norm(shapes, "CBAM.bn", "C", "R"),
         "CBAM.ca.fc1.weight": "M C 1 1",
@@ -70,20 +70,16 @@ def _fixcaps_keys(shapes: Shapes) -> Patterns:
 
 def _norm(shapes: Shapes, name: str, size: str, statistics: str) -> Patterns:
     """A normalization: of the batch, or, without running statistics, of each position's channels."""
-    found = {f"{name}.{part}": size for part in ("weight", "bias")}
+    patterns = {f"{name}.{part}": size for part in ("weight", "bias")}
     if f"{name}.running_mean" in shapes:
-        found |= {f"{name}.{part}": statistics for part in _STATISTICS}
-    return found
+        patterns |= {f"{name}.{part}": statistics for part in _STATISTICS}
+    return patterns
 
 
 def _configure_fixcaps(
     family: Family, sizes: Sizes, choices: ImportChoices, notes: list[str]
 ) -> ModelConfig:
-    """The configuration.
-
-    Raises:
-        UsageError: a choice is missing or does not fit the file.
-    """
+    """The configuration. Raises UsageError if a choice is missing or does not fit the file."""
     # Among the data sets whose images have one size, the one with this number of classes.
     own = tuple(d for d in family.data_sets if len(d.classes) == sizes["J"])
     family = dataclasses.replace(family, data_sets=own)
@@ -115,31 +111,31 @@ def _stem(sizes: Sizes, notes: list[str]) -> tuple[Conv, ...]:
     """The stem's convolutions; the last one has a ReLU and pooling, and the attention comes after it."""
     # Only the code of May 2022, which has a bias everywhere, does not halve the map in 1x1 convolutions.
     early = "U" in sizes and "B0" in sizes
-    found: list[Conv] = []
+    layers: list[Conv] = []
     k = 0
     while f"C{k}" in sizes or f"N{k}" in sizes:
         if f"N{k}" in sizes:
-            found[-1] = _normalized(found[-1], f"R{k}" in sizes)
+            layers[-1] = _normalized(layers[-1], f"R{k}" in sizes)
         else:
             inputs, kernel = sizes[f"I{k}"], sizes[f"K{k}"]
-            before = found[-1].channels if found else _channels(sizes)
+            before = layers[-1].channels if layers else _channels(sizes)
             stride = 1 if early and kernel == 1 else _STRIDE
             conv = Conv(
                 sizes[f"C{k}"], kernel, stride,
                 bias=f"B{k}" in sizes, groups=max(before // inputs, 1), activation="linear",
             )  # fmt: skip
-            found.append(conv)
+            layers.append(conv)
         k += 1
-    if any(conv.kernel == 1 for conv in found):
+    if any(conv.kernel == 1 for conv in layers):
         notes.append(
             f"1x1 convolutions with stride {1 if early else _STRIDE}, inferred from the biases"
         )
-    found[-1] = dataclasses.replace(found[-1], activation="relu", pooled=_POOLED)
+    layers[-1] = dataclasses.replace(layers[-1], activation="relu", pooled=_POOLED)
     attention = Conv(
         sizes["C"], 1, bias=False, activation="hardswish",
         attention=sizes["M"], attention_kernel=sizes["L"],
     )  # fmt: skip
-    return (*found, _normalized(attention, "R" in sizes))
+    return (*layers, _normalized(attention, "R" in sizes))
 
 
 def _channels(sizes: Sizes) -> int:
@@ -153,43 +149,41 @@ def _normalized(conv: Conv, statistics: bool) -> Conv:
     return dataclasses.replace(conv, channel_norm=True, norm_epsilon=_CHANNEL_EPSILON)
 
 
-def _convert_fixcaps(found: Mapping[str, Floats], config: ModelConfig) -> Tensors:
-    """The package's tensors; in the file, children are ordered by type first, and each unit makes one
-    element.
-    """
+def _convert_fixcaps(weights: Mapping[str, Floats], config: ModelConfig) -> Tensors:
+    """The package's tensors; the file orders children by type, and each unit makes one element."""
     assert isinstance(config, CapsNetConfig)
     assert isinstance(config.stem, tuple)
     places = _module_numbers(config.stem)
-    made: Tensors = {}
-    layers = sorted({int(key.split(".")[1]) for key in found if key.startswith("Convolution.")})
+    tensors: Tensors = {}
+    layers = sorted({int(key.split(".")[1]) for key in weights if key.startswith("Convolution.")})
     for k, place in zip(layers, places, strict=False):
-        made |= capsnet_base.renamed(found, f"Convolution.{k}.", f"stem.{place}.")
+        tensors |= capsnet_base.renamed(weights, f"Convolution.{k}.", f"stem.{place}.")
     conv, norm, block = places[-3:]
-    return made | {
-        f"stem.{conv}.weight": found["CBAM.conv.weight"],
-        **capsnet_base.renamed(found, "CBAM.bn.", f"stem.{norm}."),
-        f"stem.{block}.squeeze.weight": found["CBAM.ca.fc1.weight"][:, :, 0, 0],
-        f"stem.{block}.excite.weight": found["CBAM.ca.fc2.weight"][:, :, 0, 0],
-        f"stem.{block}.places.weight": found["CBAM.sa.conv1.weight"],
-        **capsnet_base.joined(found, _UNITS, config.primary_dim, dims_apart=True),
-        "classes.weight": capsnet_base.by_position(found["digits.W"][0], config.primary_types),
+    return tensors | {
+        f"stem.{conv}.weight": weights["CBAM.conv.weight"],
+        **capsnet_base.renamed(weights, "CBAM.bn.", f"stem.{norm}."),
+        f"stem.{block}.squeeze.weight": weights["CBAM.ca.fc1.weight"][:, :, 0, 0],
+        f"stem.{block}.excite.weight": weights["CBAM.ca.fc2.weight"][:, :, 0, 0],
+        f"stem.{block}.places.weight": weights["CBAM.sa.conv1.weight"],
+        **capsnet_base.joined(weights, _UNITS, config.primary_dim, dims_apart=True),
+        "classes.weight": capsnet_base.by_position(weights["digits.W"][0], config.primary_types),
     }
 
 
 def _module_numbers(stem: tuple[Conv, ...]) -> list[int]:
     """Numbers of the modules with tensors in the package's stem; the last three belong to the attention."""
-    found, place = [], 0
+    numbers, place = [], 0
     for conv in stem:
-        found.append(place)
+        numbers.append(place)
         place += 1
         if conv.batch_norm or conv.channel_norm:
-            found.append(place)
+            numbers.append(place)
             place += 1
         place += conv.activation != "linear"
         if conv.attention:
-            found.append(place)
+            numbers.append(place)
         place += bool(conv.attention) + bool(conv.pooled)
-    return found
+    return numbers
 
 
 FIXCAPS = Family(
@@ -230,14 +224,14 @@ _BATCH_NORM = ("weight", "bias", "running_mean", "running_var")
 
 
 def _hr_keys() -> Patterns:
-    found: dict[str, str] = {}
+    patterns: dict[str, str] = {}
     for k in range(len(_HR_STRIDES)):
         name, before = f"feature_extractor.layer{k + 1}", f"C{k - 1}" if k else "A"
-        found |= {f"{name}.0.weight": f"C{k} {before} 3 3"}
-        found |= {f"{name}.1.{part}": f"C{k}" for part in _BATCH_NORM}
-        found |= {f"{name}.4.fc1.weight": f"H{k} C{k}", f"{name}.4.fc1.bias": f"H{k}"}
-        found |= {f"{name}.4.fc2.weight": f"C{k} H{k}", f"{name}.4.fc2.bias": f"C{k}"}
-    return found | {
+        patterns |= {f"{name}.0.weight": f"C{k} {before} 3 3"}
+        patterns |= {f"{name}.1.{part}": f"C{k}" for part in _BATCH_NORM}
+        patterns |= {f"{name}.4.fc1.weight": f"H{k} C{k}", f"{name}.4.fc1.bias": f"H{k}"}
+        patterns |= {f"{name}.4.fc2.weight": f"C{k} H{k}", f"{name}.4.fc2.bias": f"C{k}"}
+    return patterns | {
         "primary_capsules.capsules.weight": "N C2 P P",
         "primary_capsules.capsules.bias": "N",
         "digit_capsules.W": "1 I J O D",
@@ -247,11 +241,7 @@ def _hr_keys() -> Patterns:
 def _configure_hr(
     family: Family, sizes: Sizes, choices: ImportChoices, notes: list[str]
 ) -> ModelConfig:
-    """The configuration.
-
-    Raises:
-        UsageError: a choice is missing or does not fit the file.
-    """
+    """The configuration. Raises UsageError if a choice is missing or does not fit the file."""
     config = CapsNetConfig(
         **images_and_classes(family, sizes["J"], sizes["A"], choices, notes),
         stem=tuple(
@@ -270,21 +260,21 @@ def _configure_hr(
     return with_fields(config, {**_HR_PRIMARY, **choices.fields})
 
 
-def _convert_hr(found: Mapping[str, Floats], config: ModelConfig) -> Tensors:
+def _convert_hr(weights: Mapping[str, Floats], config: ModelConfig) -> Tensors:
     """The package's tensors; in the file, children are ordered by type first."""
     assert isinstance(config, CapsNetConfig)
-    made: Tensors = {}
+    tensors: Tensors = {}
     for k in range(len(_HR_STRIDES)):
         name, place = f"feature_extractor.layer{k + 1}", 4 * k  # here, each layer has four modules
-        made[f"stem.{place}.weight"] = found[f"{name}.0.weight"]
-        made |= capsnet_base.renamed(found, f"{name}.1.", f"stem.{place + 1}.")
-        made |= capsnet_base.layer(found, f"{name}.4.fc1", f"stem.{place + 3}.squeeze")
-        made |= capsnet_base.layer(found, f"{name}.4.fc2", f"stem.{place + 3}.excite")
+        tensors[f"stem.{place}.weight"] = weights[f"{name}.0.weight"]
+        tensors |= capsnet_base.renamed(weights, f"{name}.1.", f"stem.{place + 1}.")
+        tensors |= capsnet_base.layer(weights, f"{name}.4.fc1", f"stem.{place + 3}.squeeze")
+        tensors |= capsnet_base.layer(weights, f"{name}.4.fc2", f"stem.{place + 3}.excite")
     return {
-        **made,
-        **capsnet_base.layer(found, "primary_capsules.capsules", "primary.conv"),
+        **tensors,
+        **capsnet_base.layer(weights, "primary_capsules.capsules", "primary.conv"),
         "classes.weight": capsnet_base.by_position(
-            found["digit_capsules.W"][0], config.primary_types
+            weights["digit_capsules.W"][0], config.primary_types
         ),
     }
 

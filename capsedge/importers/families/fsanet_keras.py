@@ -67,24 +67,24 @@ def _configure(
     return config.replace(**choices.fields)
 
 
-def _convert(found: Mapping[str, Floats], config: ModelConfig) -> Tensors:
+def _convert(weights: Mapping[str, Floats], config: ModelConfig) -> Tensors:
     """The package's tensors.
 
     In the file, a capsule's elements 4 to 7 give the shift and the first four the scale. Routing does not
     depend on their order, so they are swapped in its weight.
     """
     assert isinstance(config, FSANetConfig)
-    made: Tensors = {}
+    tensors: Tensors = {}
 
     def convolution(theirs: str, ours: str, kernel: str = "kernel", bias: bool = True) -> None:
         axes = (2, 3, 0, 1) if kernel == "depthwise_kernel" else (3, 2, 0, 1)
-        made[f"{ours}.weight"] = found[f"{theirs}/{kernel}"].transpose(axes)
+        tensors[f"{ours}.weight"] = weights[f"{theirs}/{kernel}"].transpose(axes)
         if bias:
-            made[f"{ours}.bias"] = found[f"{theirs}/bias"]
+            tensors[f"{ours}.bias"] = weights[f"{theirs}/bias"]
 
     def dense(theirs: str, ours: str) -> None:
-        made[f"{ours}.weight"] = found[f"{theirs}/kernel"].T
-        made[f"{ours}.bias"] = found[f"{theirs}/bias"]
+        tensors[f"{ours}.weight"] = weights[f"{theirs}/kernel"].T
+        tensors[f"{ours}.bias"] = weights[f"{theirs}/bias"]
 
     for stream, first in _STREAMS.items():
         for k in range(_BLOCKS):
@@ -93,7 +93,7 @@ def _convert(found: Mapping[str, Floats], config: ModelConfig) -> Tensors:
             convolution(block, f"{ours}.pointwise", "pointwise_kernel")
             for part, theirs in _NORM.items():
                 norm = f"{_G}/batch_normalization_{first + k}/{theirs}"
-                made[f"{ours}.norm.{part}"] = found[norm]
+                tensors[f"{ours}.norm.{part}"] = weights[norm]
         for k, at in enumerate(_MAPS[stream]):
             convolution(f"{_G}/conv2d_{at}", f"{stream}.maps.{k}")
     if config.scorings == ("convolution",):
@@ -101,12 +101,12 @@ def _convert(found: Mapping[str, Floats], config: ModelConfig) -> Tensors:
     if config.scorings != ("none",):
         dense(f"{_S}/dense_0", "mapping.right")
         dense(f"{_S}/dense_1", "mapping.left")
-    made |= _stages(found, config)
+    tensors |= _stages(weights, config)
     for k in range(3):
         dense(f"{_F}/local_delta_stage{k + 1}", f"stages.{k}.shift")
         dense(f"{_F}/delta_s{k + 1}", f"stages.{k}.scale")
         dense(f"{_F}/dense_{k}", f"stages.{k}.share")
-    return {f"parts.0.{name}": value for name, value in made.items()}
+    return {f"parts.0.{name}": value for name, value in tensors.items()}
 
 
 def _stages(weights: Mapping[str, Floats], config: FSANetConfig) -> Tensors:

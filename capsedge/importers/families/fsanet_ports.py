@@ -46,11 +46,7 @@ _TORCH_IMAGES: dict[str, dict[str, object]] = {
 def _configure_torch(
     family: Family, sizes: Sizes, choices: ImportChoices, notes: list[str]
 ) -> ModelConfig:
-    """The configuration.
-
-    Raises:
-        UsageError: a choice is missing or does not fit the file.
-    """
+    """The configuration. Raises UsageError if a choice is missing or does not fit the file."""
     fields = dict(variant_of(family, choices, notes))
     scoring = "convolution" if "F1" in sizes else "variance"
     own = _TORCH_IMAGES[choices.variant or family.variant]
@@ -74,11 +70,7 @@ def _configure_torch(
 def named_values(
     count: int, choices: ImportChoices, notes: list[str], fields: Mapping[str, object]
 ) -> dict[str, Any]:
-    """Names, units and ranges of the values.
-
-    Raises:
-        UsageError: there are not three values, and they have no names.
-    """
+    """Names, units and ranges of the values."""
     if choices.task not in (None, "regression"):
         raise UsageError("FSA-Net is a regression.", f"It has no task '{choices.task}'.", "")
     if count != 3:
@@ -98,12 +90,7 @@ def named_values(
 def square_preprocessing(
     places: int, own: Mapping[str, object], choices: ImportChoices, notes: list[str]
 ) -> Preprocessing:
-    """The preprocessing of square images that leave this many positions after three poolings, as in the
-    author's code.
-
-    Raises:
-        UsageError: the size does not fit.
-    """
+    """The author's preprocessing for square images that leave these positions after three poolings."""
     side = 8 * math.isqrt(places)
     size = choices.size or (side, side)
     if (size[0] // 8) * (size[1] // 8) != places:
@@ -121,13 +108,13 @@ def square_preprocessing(
         raise UsageError("The input cannot be described.", f"{error}.") from error
 
 
-def _convert_torch(found: Mapping[str, Floats], config: ModelConfig) -> Tensors:
+def _convert_torch(weights: Mapping[str, Floats], config: ModelConfig) -> Tensors:
     """The package's tensors; in the file, the routing weight is ``[J, I, O, D]``."""
     assert isinstance(config, FSANetConfig)
-    made: Tensors = {}
+    tensors: Tensors = {}
 
     def take(theirs: str, ours: str, parts: tuple[str, ...] = ("weight", "bias")) -> None:
-        made.update({f"parts.0.{ours}.{p}": found[f"{theirs}.{p}"] for p in parts})
+        tensors.update({f"parts.0.{ours}.{p}": weights[f"{theirs}.{p}"] for p in parts})
 
     for stream, name in _TORCH_STREAMS.items():
         for k, block in enumerate(_TORCH_BLOCKS):
@@ -141,11 +128,11 @@ def _convert_torch(found: Mapping[str, Floats], config: ModelConfig) -> Tensors:
         take(_SCORE, "mapping.score")
     take("fgsm.fm", "mapping.right")
     take("fgsm.fc", "mapping.left")
-    made["parts.0.weight"] = found["caps_layer.affine_w"].swapaxes(0, 1)
+    tensors["parts.0.weight"] = weights["caps_layer.affine_w"].swapaxes(0, 1)
     for k in range(3):
         for theirs, ours in (("shift_fc", "shift"), ("scale_fc", "scale"), ("pred_fc", "share")):
             take(f"esp_s{k + 1}.{theirs}", f"stages.{k}.{ours}")
-    return made
+    return tensors
 
 
 def _torch_keys() -> dict[str, str]:
@@ -239,15 +226,15 @@ def _names(member: Family, keys: Iterable[str]) -> Mapping[str, str]:
 
 def _patterns(members: tuple[Family, ...], shapes: Shapes) -> Patterns:
     """The patterns of all members, each with its own letters."""
-    found: dict[str, str] = {}
+    patterns: dict[str, str] = {}
     groups = _groups(shapes)
     if not 2 <= len(groups) <= _MOST:
         return {"the tensors of several networks": ""}
     for k, own in groups.items():
         for key, pattern in _nearest(members, own).items():
             letters = (w if w.isdigit() else f"{w}.{k}" for w in pattern.split())
-            found[f"{k}/{key}"] = " ".join(letters)
-    return found
+            patterns[f"{k}/{key}"] = " ".join(letters)
+    return patterns
 
 
 def _nearest(members: tuple[Family, ...], shapes: Shapes) -> Patterns:
@@ -266,21 +253,17 @@ def _nearest(members: tuple[Family, ...], shapes: Shapes) -> Patterns:
 
 def _groups(named: Mapping[str, _T]) -> dict[int, dict[str, _T]]:
     """The parts of each member."""
-    found: dict[int, dict[str, _T]] = {}
+    members: dict[int, dict[str, _T]] = {}
     for name, value in named.items():
         if match := _MEMBER.fullmatch(name):
-            found.setdefault(int(match[1]), {})[match[2]] = value
-    return found
+            members.setdefault(int(match[1]), {})[match[2]] = value
+    return members
 
 
 def _configure_ensemble(
     family: Family, sizes: Sizes, choices: ImportChoices, notes: list[str], member: Family
 ) -> ModelConfig:
-    """The configuration.
-
-    Raises:
-        UsageError: a choice is missing, or the networks differ in more than their scoring.
-    """
+    """The configuration."""
     own: dict[int, dict[str, int]] = {}
     for word, size in sizes.items():
         letter, _, k = word.rpartition(".")
@@ -308,15 +291,17 @@ def _configure_ensemble(
     return joined
 
 
-def _convert_ensemble(found: Mapping[str, Floats], config: ModelConfig, member: Family) -> Tensors:
+def _convert_ensemble(
+    weights: Mapping[str, Floats], config: ModelConfig, member: Family
+) -> Tensors:
     """The package's tensors: those of each member, as a separate part."""
     assert isinstance(config, FSANetConfig)
-    made: Tensors = {}
-    for k, own in sorted(_groups(found).items()):
+    parts: Tensors = {}
+    for k, own in sorted(_groups(weights).items()):
         alone = config.replace(scorings=(config.scorings[k],))
         tensors = member.convert(own, alone)
-        made |= {f"parts.{k}.{name.removeprefix('parts.0.')}": t for name, t in tensors.items()}
-    return made
+        parts |= {f"parts.{k}.{name.removeprefix('parts.0.')}": t for name, t in tensors.items()}
+    return parts
 
 
 def ensemble(name: str, *members: Family) -> Family:
@@ -324,7 +309,7 @@ def ensemble(name: str, *members: Family) -> Family:
     first = members[0]
 
     def bound(function: Callable[..., object]) -> Callable[..., object]:
-        return lambda *given: function(*given, first)
+        return lambda *arguments: function(*arguments, first)
 
     return dataclasses.replace(
         first,

@@ -43,11 +43,7 @@ def _configured(
     stem: Conv,
     kernels: tuple[int, int],
 ) -> MatrixCapsulesConfig:
-    """The common parts of both families.
-
-    Raises:
-        UsageError: a choice is missing or does not fit the file.
-    """
+    """The common parts of both families."""
     return MatrixCapsulesConfig(
         **images_and_classes(family, sizes["E"], sizes["I"], choices, notes),
         stem=(stem,),
@@ -69,11 +65,7 @@ def _configured(
 def _configure_yl_1993(
     family: Family, sizes: Sizes, choices: ImportChoices, notes: list[str]
 ) -> ModelConfig:
-    """The configuration.
-
-    Raises:
-        UsageError: a choice is missing, or the layers' sizes are not those of square windows.
-    """
+    """The configuration."""
     stem = Conv(sizes["A"], 5, 2, 2, batch_norm="R" in sizes, norm_epsilon=1e-3)
     kernels = (_kernel(sizes["M1"], sizes["B"]), _kernel(sizes["M2"], sizes["C"]))
     config = _configured(family, sizes, choices, notes, stem, kernels)
@@ -92,14 +84,14 @@ def _kernel(children: int, types: int) -> int:
     return side
 
 
-def _convert_yl_1993(found: Mapping[str, Floats], config: ModelConfig) -> Tensors:
+def _convert_yl_1993(weights: Mapping[str, Floats], config: ModelConfig) -> Tensors:
     """The package's tensors; in the file, a routing weight is ``[1, K K B, C, S, S]``."""
     assert isinstance(config, MatrixCapsulesConfig)
-    made: Tensors = {
-        **layer(found, "conv1", "stem.0"),
-        **renamed(found, "bn1.", "stem.1."),
-        **layer(found, "primary_caps.pose", "primary_pose.conv"),
-        **layer(found, "primary_caps.a", "primary_activation.conv"),
+    tensors: Tensors = {
+        **layer(weights, "conv1", "stem.0"),
+        **renamed(weights, "bn1.", "stem.1."),
+        **layer(weights, "primary_caps.pose", "primary_pose.conv"),
+        **layer(weights, "primary_caps.a", "primary_activation.conv"),
     }
     kernels = [c.kernel for c in config.capsule_layers] + [1]
     for theirs, ours, kernel in zip(
@@ -108,11 +100,11 @@ def _convert_yl_1993(found: Mapping[str, Floats], config: ModelConfig) -> Tensor
         kernels,
         strict=True,
     ):
-        weight = found[f"{theirs}.weights"][0]
-        made[f"{ours}.weight"] = weight.reshape(kernel, kernel, -1, *weight.shape[1:])
+        weight = weights[f"{theirs}.weights"][0]
+        tensors[f"{ours}.weight"] = weight.reshape(kernel, kernel, -1, *weight.shape[1:])
         for beta in ("beta_u", "beta_a"):
-            made[f"{ours}.{beta}"] = found[f"{theirs}.{beta}"]
-    return made
+            tensors[f"{ours}.{beta}"] = weights[f"{theirs}.{beta}"]
+    return tensors
 
 
 YL_1993 = Family(
@@ -175,11 +167,7 @@ YL_1993 = Family(
 def _configure_yuxianmeng(
     family: Family, sizes: Sizes, choices: ImportChoices, notes: list[str]
 ) -> ModelConfig:
-    """The configuration.
-
-    Raises:
-        UsageError: a choice is missing or does not fit the file.
-    """
+    """The configuration. Raises UsageError if a choice is missing or does not fit the file."""
     kernels = (sizes["K"], sizes["L"])
     config = _configured(family, sizes, choices, notes, Conv(sizes["A"], 5, 2), kernels)
     dialect = {"patches": "elements", "statistics": "clamped"}
@@ -201,7 +189,7 @@ def _temperature(choices: ImportChoices) -> float:
     return choices.inverse_temperature
 
 
-def _convert_yuxianmeng(found: Mapping[str, Floats], config: ModelConfig) -> Tensors:
+def _convert_yuxianmeng(weights: Mapping[str, Floats], config: ModelConfig) -> Tensors:
     """The package's tensors.
 
     In the author's code, one convolution makes each type of primary capsules, and the channels of all are
@@ -209,23 +197,23 @@ def _convert_yuxianmeng(found: Mapping[str, Floats], config: ModelConfig) -> Ten
     types.
     """
     assert isinstance(config, MatrixCapsulesConfig)
-    made: Tensors = dict(layer(found, "conv1", "stem.0"))
+    tensors: Tensors = dict(layer(weights, "conv1", "stem.0"))
     types = config.primary_types
     for part in ("weight", "bias"):
         for theirs, ours in (("pose", "primary_pose"), ("activation", "primary_activation")):
             names = (f"primary_caps.capsules_{theirs}.{k}.{part}" for k in range(types))
-            channels = np.concatenate([found[name] for name in names])
+            channels = np.concatenate([weights[name] for name in names])
             by_type = channels.reshape(-1, types, *channels.shape[1:]).swapaxes(0, 1)
-            made[f"{ours}.conv.{part}"] = by_type.reshape(channels.shape)
+            tensors[f"{ours}.conv.{part}"] = by_type.reshape(channels.shape)
     for theirs, ours in _LAYERS.items():
-        weight = found[f"{theirs}.W"]
+        weight = weights[f"{theirs}.W"]
         windows = weight if weight.ndim == 6 else weight[:, None, None]
-        made[f"{ours}.weight"] = windows.transpose(1, 2, 0, 3, 4, 5)
-        made[f"{ours}.beta_a"] = found[f"{theirs}.beta_a"]
-        made[f"{ours}.beta_u"] = np.broadcast_to(
-            found[f"{theirs}.beta_v"], made[f"{ours}.beta_a"].shape
+        tensors[f"{ours}.weight"] = windows.transpose(1, 2, 0, 3, 4, 5)
+        tensors[f"{ours}.beta_a"] = weights[f"{theirs}.beta_a"]
+        tensors[f"{ours}.beta_u"] = np.broadcast_to(
+            weights[f"{theirs}.beta_v"], tensors[f"{ours}.beta_a"].shape
         )
-    return made
+    return tensors
 
 
 YUXIANMENG = Family(

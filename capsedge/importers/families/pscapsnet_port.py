@@ -36,20 +36,20 @@ _PARTS = {
 
 def keys(shapes: Shapes) -> Patterns:
     """The tensors of a network with as many residual blocks as the file has."""
-    found = {"conv1.0.weight": "C1 A 3 3", **_norm("features.0", "C1")}
+    patterns = {"conv1.0.weight": "C1 A 3 3", **_norm("features.0", "C1")}
     blocks = {(int(m[1]), int(m[2])) for key in shapes if (m := _BLOCK.fullmatch(key))}
     for stage, block in sorted(blocks) or [(_FIRST, 0)]:
         name, width = f"features.{stage}.{block}", f"C{stage}"
         before = width if block else f"C{stage - 1}"
-        found |= {f"{name}.conv1.weight": f"{width} {before} 3 3", **_norm(f"{name}.bn1", width)}
-        found |= {f"{name}.conv2.weight": f"{width} {width} 3 3", **_norm(f"{name}.bn2", width)}
+        patterns |= {f"{name}.conv1.weight": f"{width} {before} 3 3", **_norm(f"{name}.bn1", width)}
+        patterns |= {f"{name}.conv2.weight": f"{width} {width} 3 3", **_norm(f"{name}.bn2", width)}
         if f"{name}.downsample.0.weight" in shapes:
-            found[f"{name}.downsample.0.weight"] = f"{width} {before} 1 1"
-            found |= _norm(f"{name}.downsample.1", width)
+            patterns[f"{name}.downsample.0.weight"] = f"{width} {before} 1 1"
+            patterns |= _norm(f"{name}.downsample.1", width)
     # Counts the blocks of a stage.
-    found |= {f"features.{s}.{{X{s}}}.conv2.weight": f"C{s} C{s} 3 3" for s, _ in blocks}
+    patterns |= {f"features.{s}.{{X{s}}}.conv2.weight": f"C{s} C{s} 3 3" for s, _ in blocks}
     own = len(shapes.get("classifier.weight", ())) == 4
-    return found | {"classifier.weight": "J I O D" if own else "J O D"}
+    return patterns | {"classifier.weight": "J I O D" if own else "J O D"}
 
 
 def _norm(name: str, size: str) -> Patterns:
@@ -59,11 +59,7 @@ def _norm(name: str, size: str) -> Patterns:
 def configure(
     family: Family, sizes: Sizes, choices: ImportChoices, notes: list[str]
 ) -> ModelConfig:
-    """The configuration.
-
-    Raises:
-        UsageError: a choice is missing or does not fit the file.
-    """
+    """The configuration. Raises UsageError if a choice is missing or does not fit the file."""
     stages = sorted(int(k[1:]) for k in sizes if re.fullmatch(r"X\d+", k))
     if "I" in sizes:
         notes.append(f"the map is averaged to {_POOLED}x{_POOLED}, as with --capsule_type fc")
@@ -86,7 +82,7 @@ def convert(weights: Mapping[str, Floats], config: ModelConfig) -> Tensors:
     """The package's tensors; residual blocks are numbered through; the file has a weight ``[J, I, O, D]``."""
     assert isinstance(config, PSCapsNetConfig)
     weight = weights["classifier.weight"]
-    made: Tensors = {
+    tensors: Tensors = {
         "weight": weight[None] if weight.ndim == 3 else weight.swapaxes(0, 1),
         "stem.0.weight": weights["conv1.0.weight"],
         **renamed(weights, "features.0.", "stem.1."),
@@ -95,8 +91,8 @@ def convert(weights: Mapping[str, Floats], config: ModelConfig) -> Tensors:
     for place, (stage, block) in enumerate(sorted(blocks)):
         for theirs, ours in _PARTS.items():
             name = f"features.{stage}.{block}.{theirs}."
-            made |= renamed(weights, name, f"stem.{place + 3}.{ours}.")
-    return made
+            tensors |= renamed(weights, name, f"stem.{place + 3}.{ours}.")
+    return tensors
 
 
 FAMILY = Family(

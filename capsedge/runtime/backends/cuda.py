@@ -105,15 +105,15 @@ def candidates() -> list[str]:
     named = os.environ.get(VARIABLE)
     if named:
         return [named]
-    found = list(_NAMES)
+    libraries = list(_NAMES)
     specification = importlib.util.find_spec("nvidia")
     roots = list(specification.submodule_search_locations or []) if specification else []
     for root in roots:
         for parts in _WHEELS:
-            found += sorted(map(str, Path(root).joinpath(*parts).glob("libcudart.so.*")))
+            libraries += sorted(map(str, Path(root).joinpath(*parts).glob("libcudart.so.*")))
     for folder in _FOLDERS:
-        found += sorted(map(str, Path(folder).glob("libcudart.so.1?")))
-    return found
+        libraries += sorted(map(str, Path(folder).glob("libcudart.so.1?")))
+    return libraries
 
 
 def _open() -> ctypes.CDLL:
@@ -265,9 +265,9 @@ class Cuda:
 
     def memory(self, address: int) -> tuple[int, int]:
         """Kind of the memory (`HOST_MEMORY`, ...; 0 where CUDA does not know it), and number of its GPU."""
-        found = _Memory()
-        self._call("cudaPointerGetAttributes", ctypes.addressof(found), address)
-        return found.kind, found.device
+        memory = _Memory()
+        self._call("cudaPointerGetAttributes", ctypes.addressof(memory), address)
+        return memory.kind, memory.device
 
     def to_device(self, target: int, source: int, size: int, stream: int) -> None:
         """Copy from the host, queued on the stream; only copies of pinned memory are really asynchronous."""
@@ -353,11 +353,7 @@ class Cuda:
 
 @lru_cache(maxsize=1)
 def load_cuda() -> Cuda:
-    """The library, loaded once per process.
-
-    Raises:
-        EnvironmentProblem: as for `Cuda`.
-    """
+    """The library, loaded once per process."""
     return Cuda()
 
 

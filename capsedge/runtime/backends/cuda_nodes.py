@@ -67,19 +67,11 @@ class CudaNode:
     native: NativeNode
 
     def refused(self) -> str:
-        """Why the kernels do not take it, which needs no GPU; empty if they do.
-
-        Raises:
-            EnvironmentProblem: the library does not load.
-        """
+        """Why the kernels do not take it, which needs no GPU; empty if they do."""
         return self._call("capsedge_cuda_takes")[1]
 
     def scratch(self) -> tuple[int, str]:
-        """Bytes of scratch memory that it needs on the current GPU, and why the kernels do not take it.
-
-        Raises:
-            EnvironmentProblem: the library does not load.
-        """
+        """Bytes of scratch memory that it needs on the current GPU, and why the kernels do not take it."""
         return self._call("capsedge_cuda_scratch", result=ctypes.c_int64)
 
     def run(
@@ -93,9 +85,6 @@ class CudaNode:
 
         Returns:
             Why it could not be queued; empty if it was.
-
-        Raises:
-            EnvironmentProblem: the library does not load.
         """
         address, size = scratch
         return self._call(
@@ -123,8 +112,6 @@ def cuda_node(
     """A node for the kernels.
 
     Args:
-        library: the operator library.
-        name: type of the node.
         attributes: those that are no numbers or lists of numbers are left out.
         inputs: shape and type of each; the type is one of `NATIVE_TYPES`.
     """
@@ -132,32 +119,30 @@ def cuda_node(
     for tensor, (shape, kind) in zip(tensors, inputs, strict=True):
         tensor.shape = (ctypes.c_int64 * max(1, len(shape)))(*shape)
         tensor.rank, tensor.type = len(shape), NATIVE_TYPES[kind]
-    given = _attributes(attributes)
-    return CudaNode(library, NativeNode(name.encode(), given, len(given), tensors, len(tensors)))
+    numbers = _attributes(attributes)
+    return CudaNode(
+        library, NativeNode(name.encode(), numbers, len(numbers), tensors, len(tensors))
+    )
 
 
 def _attributes(attributes: Mapping[str, Any]) -> Any:
     """The numbers among attributes."""
-    given = {
+    numbers = {
         name: list(value) if isinstance(value, (list, tuple)) else [value]
         for name, value in attributes.items()
         if isinstance(value, (int, float, list, tuple))
     }
-    made = (NativeAttribute * len(given))()
-    for attribute, (name, values) in zip(made, given.items(), strict=True):
+    native = (NativeAttribute * len(numbers))()
+    for attribute, (name, values) in zip(native, numbers.items(), strict=True):
         attribute.name = name.encode()
         attribute.values = (ctypes.c_double * max(1, len(values)))(*values)
         attribute.count = len(values)
-    return made
+    return native
 
 
 @lru_cache
 def function_of(library: Path, name: str) -> Any:
-    """A function of the operator library.
-
-    Raises:
-        EnvironmentProblem: it does not load, or lacks the function.
-    """
+    """A function of the operator library."""
     try:
         return getattr(ctypes.CDLL(str(library)), name)
     except (OSError, AttributeError) as error:

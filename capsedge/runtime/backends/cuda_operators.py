@@ -59,12 +59,7 @@ class CudaOperators:
 
 
 def find_parts() -> tuple[Path, Path]:
-    """The operator library and the file with the GPU's code.
-
-    Raises:
-        NoKernelsHere: one is not installed, or the driver is too old for the code.
-        EnvironmentProblem: a variable names a file that does not exist.
-    """
+    """The operator library and the file with the GPU's code."""
     library = find_library()
     if library is None:
         absent = no_library()
@@ -100,17 +95,7 @@ def _compute_capability() -> str:
 def with_operators(
     bare: SessionSettings, path: Path, data: bytes, summary: OnnxSummary, ops: str
 ) -> tuple[SessionSettings, bool]:
-    """How a file runs on a GPU, with its operators that have kernels; and whether there are others.
-
-    Args:
-        bare: threads, provider and GPU.
-        path: the file's name in errors.
-        data: its content.
-        ops: as for `capsedge.load`.
-
-    Raises:
-        UsageError, EnvironmentProblem, UnsupportedModelError, ArtefactError: as `choose`.
-    """
+    """How a file runs on a GPU, with its operators that have kernels; and whether there are others."""
     if bare.provider != CUDA_PROVIDER:
         if ops == "fused":
             raise UsageError(
@@ -122,23 +107,12 @@ def with_operators(
     chosen = choose(path, data, summary, ops)
     if chosen is None:
         return bare, False
-    made = replace(bare, library=chosen.library, nodes=chosen.names, kernels=chosen.kernels)
-    return made, bool(chosen.others)
+    settings = replace(bare, library=chosen.library, nodes=chosen.names, kernels=chosen.kernels)
+    return settings, bool(chosen.others)
 
 
 def choose(path: Path, data: bytes, summary: OnnxSummary, ops: str) -> CudaOperators | None:
-    """What to register for a file on a GPU; None if all of its nodes run as their bodies.
-
-    Args:
-        path: the file's name in errors.
-        data: its content.
-        ops: as for `capsedge.load`.
-
-    Raises:
-        UsageError, EnvironmentProblem: as `library_for`; ``ops`` is ``fused``, and a part is missing.
-        UnsupportedModelError: ``ops`` is ``fused``, and a node has no kernel.
-        ArtefactError: the file is damaged.
-    """
+    """What to register for a file on a GPU; None if all of its nodes run as their bodies."""
     if not check_nodes(path, summary, ops):
         return None
     chosen = None
@@ -165,11 +139,7 @@ def choose(path: Path, data: bytes, summary: OnnxSummary, ops: str) -> CudaOpera
 def _check_bodies(
     path: Path, summary: OnnxSummary, chosen: CudaOperators | None, problem: CapsedgeError | None
 ) -> None:
-    """Refuse a file some of whose nodes have neither a kernel nor a body.
-
-    Raises:
-        EnvironmentProblem: names them and what would run them.
-    """
+    """Refuse a file some of whose nodes have neither a kernel nor a body."""
     names = set(chosen.names if chosen else ())
     bare = {t for t, o in summary.capsedge_nodes if (t, o) not in summary.capsedge_functions}
     missing = sorted(operator_of(name) for name in bare - names)
@@ -185,11 +155,7 @@ def _check_bodies(
 
 
 def load_problem(library: Path, kernels: Path) -> str:
-    """Why the kernels do not load on this machine's GPU; empty if they do.
-
-    Raises:
-        EnvironmentProblem: the operator library does not load.
-    """
+    """Why the kernels do not load on this machine's GPU; empty if they do."""
     from capsedge.runtime.backends.cuda import load_cuda
 
     with suppress(EnvironmentProblem):
@@ -231,8 +197,8 @@ def _capsedge_nodes(structure: Structure) -> Iterable[Node]:
 
 def _values(graph: GraphStructure) -> dict[str, ValueInfo]:
     """What the file states of the graph's values, by name."""
-    stated = (*graph.values, *graph.outputs, *graph.inputs, *graph.initializers)
-    return {value.name: value for value in stated}
+    values = (*graph.values, *graph.outputs, *graph.inputs, *graph.initializers)
+    return {value.name: value for value in values}
 
 
 def _refusal(node: Node, known: Mapping[str, ValueInfo], library: Path) -> str:
@@ -246,13 +212,13 @@ def _refusal(node: Node, known: Mapping[str, ValueInfo], library: Path) -> str:
         return "it leaves out an output"
     inputs = []
     for name, value in zip(node.inputs, operator.inputs, strict=False):
-        stated = known.get(name)
-        shape = None if stated is None else _sizes(stated, value.shape)
-        if stated is None or shape is None:
+        tensor = known.get(name)
+        shape = None if tensor is None else _sizes(tensor, value.shape)
+        if tensor is None or shape is None:
             return f"the file does not state the shape of its input '{value.name}'"
-        if stated.type not in NATIVE_TYPES:
-            return f"its input '{value.name}' is {stated.type}"
-        inputs.append((shape, stated.type))
+        if tensor.type not in NATIVE_TYPES:
+            return f"its input '{value.name}' is {tensor.type}"
+        inputs.append((shape, tensor.type))
     return cuda_node(library, node.op, node.attributes, inputs).refused()
 
 

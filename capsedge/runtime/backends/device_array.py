@@ -168,12 +168,7 @@ def device_array(value: object, name: str, cuda: Cuda, device: int, stream: int)
 
     Args:
         value: an object with ``__dlpack__`` or ``__cuda_array_interface__``.
-        name: name of the input or output, for errors.
         device: number of the GPU that it must be on, which must be the calling thread's current one.
-
-    Raises:
-        UsageError: the object supports neither protocol, is not on this GPU, or cannot be shared.
-        ShapeError: the memory is not contiguous.
     """
     if isinstance(value, DeviceArray):
         _check_device(name, value.device, device)
@@ -192,11 +187,7 @@ def device_array(value: object, name: str, cuda: Cuda, device: int, stream: int)
 
 
 def check_array(port: Port, wanted: tuple[int, ...], array: DeviceArray) -> None:
-    """Refuse an array that is not what an input or output needs.
-
-    Raises:
-        ShapeError: it has another type, or another shape.
-    """
+    """Refuse an array that is not what an input or output needs."""
     if array.dtype != port.dtype or array.shape != wanted:
         raise ShapeError(
             f"'{port.name}' is {array.dtype} {list(array.shape)}.",
@@ -206,22 +197,13 @@ def check_array(port: Port, wanted: tuple[int, ...], array: DeviceArray) -> None
 
 
 def check_writable(name: str, array: DeviceArray) -> None:
-    """Refuse an array that may not be written.
-
-    Raises:
-        UsageError: its owner forbids writing.
-    """
+    """Refuse an array that may not be written."""
     if array.read_only:
         raise UsageError(f"'{name}' is read-only.", "", "Pass a writable array.")
 
 
 def stream_address(stream: object) -> int:
-    """The ``cudaStream_t`` of a stream: a number, or an object with ``__cuda_stream__``, ``cuda_stream``
-    (torch) or ``ptr`` (cupy).
-
-    Raises:
-        UsageError: it is something else.
-    """
+    """The ``cudaStream_t`` of a number or an object with ``__cuda_stream__``, ``cuda_stream`` or ``ptr``."""
     if hasattr(stream, "__cuda_stream__"):
         stream = stream.__cuda_stream__()[1]
     for name in ("cuda_stream", "ptr"):
@@ -235,12 +217,12 @@ def stream_address(stream: object) -> int:
     )
 
 
-def _check_device(name: str, found: int, device: int) -> None:
-    if found != device:
+def _check_device(name: str, actual: int, device: int) -> None:
+    if actual != device:
         raise UsageError(
-            f"'{name}' is on GPU {found}.",
+            f"'{name}' is on GPU {actual}.",
             f"The model runs on GPU {device}.",
-            f"Move it there, or load the model with device='cuda:{found}'.",
+            f"Move it there, or load the model with device='cuda:{actual}'.",
         )
 
 

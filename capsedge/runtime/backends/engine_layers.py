@@ -79,26 +79,22 @@ class EngineLayer:
 
 
 def from_inspector(information: str) -> list[EngineLayer]:
-    """The layers in the JSON of TensorRT's engine inspector.
-
-    Raises:
-        CapsedgeError: it contains only names: the engine was built without details.
-    """
+    """The layers in the JSON of TensorRT's engine inspector."""
     try:
-        found = json.loads(information)["Layers"]
-        if not isinstance(found, list):
+        layers = json.loads(information)["Layers"]
+        if not isinstance(layers, list):
             raise TypeError("'Layers' is not a list")
     except (ValueError, KeyError, TypeError) as error:
         raise CapsedgeError(
             "TensorRT's description of the engine cannot be read.",
             f"{type(error).__name__}: {error}.",
         ) from error
-    if not all(isinstance(layer, Mapping) for layer in found):
+    if not all(isinstance(layer, Mapping) for layer in layers):
         raise CapsedgeError(
             "TensorRT does not report the engine's types.",
             "The engine has no detailed layer information.",
         )
-    return [_from_mapping(layer) for layer in found]
+    return [_from_mapping(layer) for layer in layers]
 
 
 def _from_mapping(layer: Mapping[str, Any]) -> EngineLayer:
@@ -132,12 +128,12 @@ def from_log(lines: Iterable[str]) -> list[EngineLayer]:
     Two forms are known: that of TensorRT-RTX (``Name: .., LayerType: .., Inputs: [ {..} ]``) and that of
     TensorRT (``Layer(Kind): name, Tactic: .., in[Half(1,8)] -> out[Half(1,8)]``).
     """
-    found = (
+    layers = (
         _from_fields(line) or _from_arrow(line)
         for message in lines
         for line in message.splitlines()
     )
-    return [layer for layer in found if layer is not None]
+    return [layer for layer in layers if layer is not None]
 
 
 _FIELDS = re.compile(r"Name: (?P<name>.*?), LayerType: (?P<kind>[^,]+)")
@@ -186,15 +182,15 @@ _SHAPED = re.compile(rf"[\[(]({'|'.join(_WORDS)})[\[(][-\d,:? ]*[\])][\])]", re.
 
 
 def _from_arrow(line: str) -> EngineLayer | None:
-    found = _ARROW.match(line)
-    if found is None:
+    match = _ARROW.match(line)
+    if match is None:
         return None
-    before, _, after = found["rest"].rpartition(" -> ")
+    before, _, after = match["rest"].rpartition(" -> ")
 
     def types(side: str) -> tuple[str, ...]:
         return tuple(_WORDS[word[1].upper()] for word in _SHAPED.finditer(side))
 
-    return EngineLayer(found["name"], found["kind"], types(before), types(after))
+    return EngineLayer(match["name"], match["kind"], types(before), types(after))
 
 
 def fill(layers: Sequence[EngineLayer], other: Iterable[EngineLayer]) -> list[EngineLayer]:

@@ -25,23 +25,12 @@ VARIABLE = "CAPSEDGE_OPS_LIBRARY"
 
 
 def find_library() -> Path | None:
-    """The operator library: the one that CAPSEDGE_OPS_LIBRARY names, else the installed one, else None.
-
-    Raises:
-        EnvironmentProblem: the variable names a file that does not exist.
-    """
+    """The operator library: the one that CAPSEDGE_OPS_LIBRARY names, else the installed one, else None."""
     return named_library(VARIABLE, "operator library") or installed(NAME)
 
 
 def named_library(variable: str, what: str) -> Path | None:
-    """The library of ours that an environment variable names; None if it names none.
-
-    Args:
-        what: its name in errors.
-
-    Raises:
-        EnvironmentProblem: the variable names a file that does not exist.
-    """
+    """The library of ours that an environment variable names; None if it names none."""
     named = os.environ.get(variable)
     if not named:
         return None
@@ -69,17 +58,7 @@ def installed(*parts: str) -> Path | None:
 
 
 def library_for(path: Path, summary: OnnxSummary, ops: str) -> Path | None:
-    """The library that runs the operators of a file; None if their function bodies run.
-
-    Args:
-        path: the file's name in errors.
-        ops: as for `capsedge.load`.
-
-    Raises:
-        UsageError: ``ops`` requires the library, and the file has no operators for it.
-        EnvironmentProblem: the file cannot run without the library, and it is not installed; or it has
-            operators of a later version.
-    """
+    """The library that runs the operators of a file; None if their function bodies run."""
     if not check_nodes(path, summary, ops):
         return None
     library = None if ops == "portable" else find_library()
@@ -98,12 +77,7 @@ def library_for(path: Path, summary: OnnxSummary, ops: str) -> Path | None:
 
 
 def check_nodes(path: Path, summary: OnnxSummary, ops: str) -> bool:
-    """Whether a file has nodes for the operator library.
-
-    Raises:
-        UsageError: ``ops`` requires the library, and there are none.
-        EnvironmentProblem: they are of a later version.
-    """
+    """Whether a file has nodes for the operator library."""
     _known_operators(path, summary)
     if summary.capsedge_nodes or ops != "fused":
         return bool(summary.capsedge_nodes)
@@ -125,11 +99,7 @@ def no_library() -> EnvironmentProblem:
 
 
 def _known_operators(path: Path, summary: OnnxSummary) -> None:
-    """Refuse operators of a later version of capsedge that have no function body.
-
-    Raises:
-        EnvironmentProblem: names them and the version to install.
-    """
+    """Refuse operators of a later version of capsedge that have no function body."""
     if not summary.unknown_operators:
         return
     ours = summary.producer == "capsedge" and _VERSION.fullmatch(summary.producer_version)
@@ -185,11 +155,7 @@ class Embedding:
 
     @property
     def version(self) -> str:
-        """The version that the header states.
-
-        Raises:
-            EnvironmentProblem: the header is missing or states none.
-        """
+        """The version that the header states."""
         header = self.include / "capsedge.h"
         try:
             declared = re.search(
@@ -207,11 +173,7 @@ class Embedding:
 
 
 def find_embedding() -> Embedding:
-    """The installed interface.
-
-    Raises:
-        EnvironmentProblem: it was not built when capsedge was installed.
-    """
+    """The installed interface. Raises EnvironmentProblem if it was not built when capsedge was installed."""
     library = installed("lib", LIBRARY)
     if library is not None:
         folder, root = library.parent, library.parents[1]

@@ -79,11 +79,7 @@ _DTYPES = {
 
 
 def import_onnxruntime() -> Any:
-    """The module ``onnxruntime``.
-
-    Raises:
-        EnvironmentProblem: it is missing, does not load, or is older than the oldest supported version.
-    """
+    """The module ``onnxruntime``."""
     try:
         import onnxruntime
     except ImportError as error:
@@ -107,9 +103,6 @@ def check_overloads(name: Path | str, summary: OnnxSummary, fused: Collection[st
 
     Args:
         fused: types of the ``capsedge`` nodes that the operator library runs: their bodies are not used.
-
-    Raises:
-        ArtefactError: functions differ only in their overloads, which this version ignores.
     """
     mixed = sorted(n for domain, n in summary.overloaded if domain != DOMAIN or n not in fused)
     if not mixed:
@@ -129,12 +122,10 @@ class OnnxRuntimeBackend:
     """A model loaded into ONNX Runtime.
 
     Args:
-        data: the ONNX file.
-        path: its name in errors.
         settings: how it runs.
         metadata: the metadata of the file.
         mixed: whether there are also capsule operators or routing that no library runs.
-        stated: what the file states of inputs, by name.
+        bounds: what the file states of inputs, by name.
 
     Raises:
         EnvironmentProblem: ONNX Runtime or the provider is missing, or the library does not load into it.
@@ -151,7 +142,7 @@ class OnnxRuntimeBackend:
         settings: SessionSettings | None = None,
         metadata: ModelMetadata | None = None,
         mixed: bool = False,
-        stated: Mapping[str, InputBounds] | None = None,
+        bounds: Mapping[str, InputBounds] | None = None,
     ) -> None:
         ort = import_onnxruntime()
         settings = settings or SessionSettings()
@@ -188,7 +179,7 @@ class OnnxRuntimeBackend:
                 ) from error
             raise cannot_load(ort, path, error) from error
         onnxruntime_session.check_provider_used(session, settings.provider)
-        self.inputs = bounded_ports(self.inputs, stated or {})
+        self.inputs = bounded_ports(self.inputs, bounds or {})
         self._session: onnxruntime.InferenceSession | None = session
         self._load = load if settings.gpu is not None else None  # it keeps the file's bytes
         self._run_options = ort.RunOptions()
@@ -204,18 +195,12 @@ class OnnxRuntimeBackend:
 
     @classmethod
     def accepts(cls, file: ModelFile) -> bool:
-        """Whether it is anything but an engine. A file of another format is refused later, with an error that
-        names it.
-        """
+        """Whether it is anything but an engine; files of other formats are refused later, by name."""
         return not file.is_engine
 
     @classmethod
     def open(cls, file: ModelFile, options: RuntimeOptions) -> OnnxRuntimeBackend:
-        """Load an ONNX file.
-
-        Raises:
-            UsageError, EnvironmentProblem, UnsupportedModelError, ArtefactError: as `Backend.open`.
-        """
+        """Load an ONNX file."""
         path, ops = file.path, options.ops
         if options.contexts is not None:
             raise UsageError(
@@ -231,7 +216,7 @@ class OnnxRuntimeBackend:
         refuse_training(data, summary, str(path))
         metadata = ModelMetadata.from_properties(summary.metadata)
         bare = SessionSettings(options.threads, provider=provider, gpu=gpu, graphs=options.graphs)
-        stated = read_inputs_property(summary.metadata)
+        bounds = read_inputs_property(summary.metadata)
         kind = _kind(gpu, options.graphs)
         if gpu is not None:
             onnxruntime_session.preload_cuda(import_onnxruntime())
@@ -239,7 +224,7 @@ class OnnxRuntimeBackend:
         def opened(ops: str) -> OnnxRuntimeBackend:
             settings, others = _with_operators(bare, path, data, summary, ops)
             check_overloads(path, summary, settings.nodes if settings.library else ())
-            return kind(data, path, settings, metadata, summary.expanded_routing or others, stated)
+            return kind(data, path, settings, metadata, summary.expanded_routing or others, bounds)
 
         try:
             return opened(ops)
@@ -254,11 +239,7 @@ class OnnxRuntimeBackend:
 
     @property
     def session(self) -> onnxruntime.InferenceSession:
-        """ONNX Runtime's own session, for what only it can do.
-
-        Raises:
-            UsageError: it is closed.
-        """
+        """ONNX Runtime's own session, for what only it can do. Raises UsageError if it is closed."""
         session = self._session  # a reference of its own: another thread may close
         if session is None:
             raise closed_error(self._path)
@@ -298,12 +279,7 @@ class OnnxRuntimeBackend:
 def _with_operators(
     bare: SessionSettings, path: Path, data: bytes, summary: OnnxSummary, ops: str
 ) -> tuple[SessionSettings, bool]:
-    """How a file runs, with what the operator library runs of it; and whether capsule operators are left out.
-
-    Raises:
-        UsageError, EnvironmentProblem, UnsupportedModelError, ArtefactError: as `library_for` or, on a GPU,
-            `with_operators`.
-    """
+    """How a file runs, with what the library runs of it, and whether capsule operators are left out."""
     if bare.gpu is None:
         library = library_for(path, summary, ops)
         return replace(bare, library=library, nodes=tuple(summary.capsedge_types)), False
@@ -315,11 +291,7 @@ def _with_operators(
 
 
 def _kind(gpu: int | None, graphs: bool | None) -> type[OnnxRuntimeBackend]:
-    """The class for a device.
-
-    Raises:
-        UsageError: graphs are required on the CPU.
-    """
+    """The class for a device."""
     if gpu is None and graphs:
         raise UsageError(
             "graphs is True on the CPU.",
@@ -352,7 +324,6 @@ class ProfiledSession:
     Use as a context manager: its files are written to a temporary folder.
 
     Args:
-        model: the ONNX file.
         settings: how it runs.
         feeds: the inputs.
         plain: runs the model on them in the first session.
@@ -404,11 +375,7 @@ class ProfiledSession:
         self._session.run(None, self._feeds)
 
     def finish(self) -> Recording:
-        """Stop the profiler and read its output.
-
-        Raises:
-            EnvironmentProblem: it could not write all of its output.
-        """
+        """Stop the profiler and read its output."""
         try:
             events = json.loads(Path(self._session.end_profiling()).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:

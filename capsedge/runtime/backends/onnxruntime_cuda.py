@@ -34,9 +34,6 @@ _OTHER_PROVIDER = "only the CUDA provider captures them here"
 class OnnxRuntimeCudaBackend(OnnxRuntimeBackend):
     """A model loaded into ONNX Runtime on a GPU.
 
-    Args:
-        arguments: as for `OnnxRuntimeBackend`.
-
     Raises:
         UnsupportedModelError: graphs are required, and the file cannot be captured.
         EnvironmentProblem, ArtefactError: as `OnnxRuntimeBackend`.
@@ -78,16 +75,14 @@ class OnnxRuntimeCudaBackend(OnnxRuntimeBackend):
         return self._graphs.captured
 
     def run(self, feeds: Feeds, outputs: Sequence[str]) -> dict[str, NDArray[Any]]:
-        """The named outputs, for inputs that have been checked; from the second call of a shape on, by its
-        graph.
-        """
+        """The named outputs for checked inputs; from the second call of a shape on, by its graph."""
         if self.closed:
             raise closed_error(self._path)
-        found = self._graphs.run(feeds, outputs)
-        if found is None:
-            found = self._plain(feeds, outputs)
-            self._graphs.saw(_shapes(feeds), _shapes(found))
-        return found
+        results = self._graphs.run(feeds, outputs)
+        if results is None:
+            results = self._plain(feeds, outputs)
+            self._graphs.saw(_shapes(feeds), _shapes(results))
+        return results
 
     def _plain(self, feeds: Feeds, outputs: Sequence[str]) -> dict[str, NDArray[Any]]:
         with CAPTURES.absent():
@@ -148,17 +143,13 @@ class OnnxRuntimeCudaBackend(OnnxRuntimeBackend):
                     if self._graphs.launch(bound):
                         self._give(cuda, bound.outputs, results, copies, keep=False)
                         return {name: results[name] for name in names}
-            found = self._plain_on_device(cuda, session, arrays, copies)
-            self._graphs.saw(shapes, {name: tuple(v.shape()) for name, v in found.items()})
-            self._give(cuda, found, results, copies, keep=True)
+            values = self._plain_on_device(cuda, session, arrays, copies)
+            self._graphs.saw(shapes, {name: tuple(v.shape()) for name, v in values.items()})
+            self._give(cuda, values, results, copies, keep=True)
         return {name: results[name] for name in names}
 
     def _check(self, arrays: Mapping[str, DeviceArray], results: Mapping[str, DeviceArray]) -> None:
-        """Refuse arrays that do not fit the model, or may not be written.
-
-        Raises:
-            ShapeError, UsageError: one of them.
-        """
+        """Refuse arrays that do not fit the model, or may not be written."""
         sizes: dict[str, int] = {}
         for port in (*self.inputs, *self.outputs):
             array = arrays.get(port.name) or results.get(port.name)
@@ -170,11 +161,7 @@ class OnnxRuntimeCudaBackend(OnnxRuntimeBackend):
     def _plain_on_device(
         self, cuda: Cuda, session: Any, arrays: Mapping[str, DeviceArray], copies: int
     ) -> dict[str, Any]:
-        """The outputs in memory of ONNX Runtime; the inputs are read where they are.
-
-        Raises:
-            ArtefactError: it cannot run on these shapes.
-        """
+        """The outputs in memory of ONNX Runtime; the inputs are read where they are."""
         binding, kept = session.io_binding(), []
         with CAPTURES.absent():
             for port in self.inputs:
@@ -199,19 +186,12 @@ class OnnxRuntimeCudaBackend(OnnxRuntimeBackend):
             )
 
     def _give(
-        self, cuda: Cuda, found: Mapping[str, Any], results: dict[str, DeviceArray], copies: int, keep: bool
+        self, cuda: Cuda, values: Mapping[str, Any], results: dict[str, DeviceArray], copies: int, keep: bool
     ) -> None:  # fmt: skip
-        """Outputs of ONNX Runtime in the caller's arrays, and in new ones where it gave none.
-
-        Args:
-            keep: whether the values are the call's own, and may be handed out.
-
-        Raises:
-            ShapeError: an array of the caller does not have the shape of its output.
-        """
+        """Outputs of ONNX Runtime in the caller's arrays, and in new ones where it allocated none."""
         with CAPTURES.absent():
             for port in self.outputs:
-                value, shape = found[port.name], tuple(found[port.name].shape())
+                value, shape = values[port.name], tuple(values[port.name].shape())
                 target = results.get(port.name)
                 if target is None and not keep:
                     target = results[port.name] = self._result(port, self._new(port, shape))
@@ -266,9 +246,6 @@ def _wanted(port: Port, shape: tuple[int, ...], sizes: dict[str, int]) -> tuple[
     Args:
         shape: that it has.
         sizes: what the names stand for; completed.
-
-    Raises:
-        ShapeError: it has more or fewer axes.
     """
     if len(shape) != len(port.shape):
         raise ShapeError(
@@ -277,6 +254,6 @@ def _wanted(port: Port, shape: tuple[int, ...], sizes: dict[str, int]) -> tuple[
             "Convert it before inference.",
         )
     return tuple(
-        size if isinstance(size, int) else sizes.setdefault(size, found) if size else found
-        for size, found in zip(port.shape, shape, strict=True)
+        size if isinstance(size, int) else sizes.setdefault(size, actual) if size else actual
+        for size, actual in zip(port.shape, shape, strict=True)
     )

@@ -180,11 +180,7 @@ class Graphs:
             yield self._find(self._key(inputs, outputs), inputs) if free else None
 
     def launch(self, bound: Bound) -> bool:
-        """Replay the graph of what is bound, or capture it; inside `ready`.
-
-        Returns:
-            Whether it ran. If not, the call is to run in the plain session.
-        """
+        """Replay or capture the graph of what is bound, inside `ready`; False means run the plain session."""
         try:
             with CAPTURES.absent() if bound.captured else CAPTURES.alone():
                 self._in_owner(

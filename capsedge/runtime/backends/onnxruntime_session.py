@@ -53,8 +53,8 @@ def installed_package() -> str:
     """The installed package that is the module ``onnxruntime``, such as ``onnxruntime-gpu``."""
     import importlib.metadata
 
-    found = importlib.metadata.packages_distributions().get("onnxruntime", ())
-    return next((name for name in sorted(found) if name != "onnxruntime"), "onnxruntime")
+    packages = importlib.metadata.packages_distributions().get("onnxruntime", ())
+    return next((name for name in sorted(packages) if name != "onnxruntime"), "onnxruntime")
 
 
 def version_text(version: tuple[int, int]) -> str:
@@ -71,11 +71,7 @@ _FELL_BACK = "fallback to CPU EP has been explicitly disabled"
 
 
 def resolve_provider(provider: str, gpu: int | None) -> str:
-    """ONNX Runtime's name for the provider to use.
-
-    Raises:
-        UsageError: the provider is unknown or does not run on the device.
-    """
+    """ONNX Runtime's name for the provider to use."""
     if provider not in PROVIDERS:
         raise UsageError(
             f"Unknown provider '{provider}'.", "", f"Choose one of: {', '.join(PROVIDERS)}."
@@ -93,14 +89,7 @@ def resolve_provider(provider: str, gpu: int | None) -> str:
 
 
 def provider_chain(provider: str, gpu: int | None, graphs: bool = False) -> list[Any]:
-    """The list for ONNX Runtime: the provider, followed for TensorRT by the CUDA provider.
-
-    FP32 is FP32: the CUDA provider would use TF32, which keeps 10 bits, where the GPU has it. The TensorRT
-    provider has no such option.
-
-    Args:
-        graphs: whether the CUDA provider captures graphs.
-    """
+    """The provider, for TensorRT with CUDA's after it; CUDA without TF32, so that FP32 is FP32."""
     if gpu is None:
         return [provider]
     # Without a number it is GPU 0; with one, ONNX Runtime 1.31 prints a warning that means nothing here.
@@ -111,11 +100,7 @@ def provider_chain(provider: str, gpu: int | None, graphs: bool = False) -> list
 
 
 def check_provider_available(ort: Any, provider: str) -> None:
-    """Refuse a provider that this build of ONNX Runtime lacks.
-
-    Raises:
-        EnvironmentProblem: it lacks it.
-    """
+    """Refuse a provider that this build of ONNX Runtime lacks."""
     available = ort.get_available_providers()
     if provider not in available:
         raise EnvironmentProblem(
@@ -127,11 +112,7 @@ def check_provider_available(ort: Any, provider: str) -> None:
 
 
 def check_gpu(number: int) -> None:
-    """Refuse a GPU that this machine does not have, if CUDA can say which it has.
-
-    Raises:
-        EnvironmentProblem: there is none of this number.
-    """
+    """Refuse a GPU that this machine does not have, if CUDA can say which it has."""
     from capsedge.runtime.backends.cuda import load_cuda  # not for sessions on the CPU
 
     try:
@@ -153,21 +134,13 @@ def preload_cuda(ort: Any) -> None:
 
 
 def check_provider_used(session: Any, provider: str) -> None:
-    """Make sure that a session really has the provider: ONNX Runtime only warns when one does not start.
-
-    Raises:
-        EnvironmentProblem: it fell back to the CPU.
-    """
+    """Make sure that a session really has the provider: ONNX Runtime only warns when one does not start."""
     if provider not in session.get_providers():
         raise _did_not_start(provider)
 
 
 def check_provider_starts(load: Callable[[], Any], provider: str) -> None:
-    """Make sure that a provider starts, with a session that may fall back to the CPU.
-
-    Raises:
-        EnvironmentProblem: it does not.
-    """
+    """Make sure that a provider starts, with a session that may fall back to the CPU."""
     try:
         session = load()
     except Exception as error:  # operators that are registered for the GPU alone
@@ -303,14 +276,7 @@ class SessionSettings:
     graphs: bool | None = None
 
     def session_options(self, ort: Any, folder: Path | None = None) -> Any:
-        """Options of a session that opens no other files.
-
-        Args:
-            folder: as for `keep_to_itself`.
-
-        Raises:
-            EnvironmentProblem: the operator library does not load into ONNX Runtime.
-        """
+        """Options of a session that opens no other files; ``folder`` as for `keep_to_itself`."""
         options = ort.SessionOptions()
         options.log_severity_level = FATAL
         options.intra_op_num_threads = available_threads() if self.threads is None else self.threads
@@ -413,11 +379,7 @@ def cannot_load(ort: Any, path: Path, error: Exception) -> CapsedgeError:
 
 
 def cannot_run(path: Path, feeds: Mapping[str, Any], error: Exception) -> CapsedgeError:
-    """The error for inputs on which ONNX Runtime fails.
-
-    Args:
-        feeds: arrays by name.
-    """
+    """The error for inputs on which ONNX Runtime fails."""
     shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feeds.items())
     if is_short_of_memory(error):
         return _too_little_memory(f"run {path} on {shapes}", error)

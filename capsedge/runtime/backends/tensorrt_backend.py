@@ -45,7 +45,6 @@ class TensorRTBackend:
     """An engine on one GPU.
 
     Args:
-        path: the engine; its metadata file is next to it.
         device: number of the GPU.
         contexts: calls that run at the same time, each with its own memory; others wait.
         graphs: whether to capture CUDA graphs.
@@ -69,8 +68,8 @@ class TensorRTBackend:
         engine = LoadedEngine(path, device)
         self._path, self._device, self._cuda = path, device, engine.cuda
         self.outputs = engine.outputs
-        stated = read_inputs_property(engine.engine_metadata.metadata)
-        self.inputs = bounded_ports(engine.inputs, stated)
+        bounds = read_inputs_property(engine.engine_metadata.metadata)
+        self.inputs = bounded_ports(engine.inputs, bounds)
         self.engine_metadata: EngineMetadata | None = engine.engine_metadata
         self.metadata = engine.engine_metadata.model
         self.ops = "fused" if engine.engine_metadata.plugin == "fused" else "portable"
@@ -88,11 +87,7 @@ class TensorRTBackend:
 
     @classmethod
     def open(cls, file: ModelFile, options: RuntimeOptions) -> TensorRTBackend:
-        """Load an engine.
-
-        Raises:
-            UsageError, EnvironmentProblem, ArtefactError: as `Backend.open`.
-        """
+        """Load an engine."""
         gpu = parse_device(options.device or "cuda")
         if gpu is None or options.ops != "auto" or options.provider != "auto":
             raise UsageError(
@@ -154,11 +149,11 @@ class TensorRTBackend:
                 size = LoadedEngine.bytes(port, bound.shapes[port.name])
                 cuda.to_host(slot.host[port.name], slot.device[port.name], size, slot.stream)
             cuda.synchronize(slot.stream)
-            found = {
+            results = {
                 port.name: _read(slot.host[port.name], port, bound.shapes[port.name]).copy()
                 for port in wanted
             }
-        return {name: found[name] for name in outputs}
+        return {name: results[name] for name in outputs}
 
     def run_on_device(
         self,
@@ -230,11 +225,7 @@ class TensorRTBackend:
         )  # fmt: skip
 
     def _sizes_of(self, feeds: Feeds) -> EngineSizes:
-        """The sizes of a call.
-
-        Raises:
-            ShapeError: the engine was not built for them.
-        """
+        """The sizes of a call. Raises ShapeError if the engine was not built for them."""
         return self._sizes({name: array.shape for name, array in feeds.items()})
 
     def _sizes(self, shapes: Mapping[str, tuple[int, ...]]) -> EngineSizes:
@@ -281,11 +272,7 @@ def _read(address: int, port: Port, shape: tuple[int, ...]) -> NDArray[Any]:
 def profiled_engine(
     engine: LoadedEngine, feeds: Feeds, sizes: EngineSizes
 ) -> Iterator[ProfiledEngine]:
-    """An engine on inputs, in memory and on a stream separate from those of calls.
-
-    Args:
-        sizes: of the inputs.
-    """
+    """An engine on inputs of these sizes, in memory and on a stream separate from those of calls."""
     cuda = engine.cuda
     with cuda.on(engine.device):
         slot = Slot(engine)
@@ -327,9 +314,7 @@ class ProfiledEngine:
         self._engine.cuda.synchronize(self._slot.stream)
 
     def finish(self) -> Recording:
-        """What TensorRT reported. It reports only durations, so each layer begins where the previous one
-        ends.
-        """
+        """TensorRT's report: durations only, so each layer begins where the previous one ends."""
         layers = {layer.name: layer for layer in self._engine.layers(self._sizes)}
         runs, at = [], 0.0
         for run in self._runs:

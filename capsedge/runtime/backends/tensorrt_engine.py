@@ -55,7 +55,6 @@ class LoadedEngine:
     """An engine, checked against its metadata file and this machine, then loaded.
 
     Args:
-        path: the engine; its metadata file is next to it.
         device: number of the GPU. The methods must be called inside ``cuda.on(device)``.
 
     Attributes:
@@ -137,11 +136,7 @@ class LoadedEngine:
         return math.prod(shape) * np.dtype(port.dtype).itemsize
 
     def layers(self, sizes: EngineSizes) -> list[EngineLayer]:
-        """TensorRT's description of the layers in a call of these sizes.
-
-        Raises:
-            CapsedgeError: the engine contains no details.
-        """
+        """TensorRT's description of the layers in a call of these sizes."""
         inspector = self._engine.create_engine_inspector()
         # Without shapes, the layers of an engine for several sizes have no formats. Nothing runs in this
         # context, and the inspector does not keep it alive.
@@ -153,11 +148,7 @@ class LoadedEngine:
         return engine_layers.from_inspector(str(information))
 
     def profile(self, context: Any) -> list[tuple[str, float]]:
-        """Have TensorRT time the layers of a context.
-
-        Returns:
-            A list to which each run adds a layer's name and its milliseconds, layer by layer.
-        """
+        """Have TensorRT time a context's layers: a list that gets their names and milliseconds."""
         times: list[tuple[str, float]] = []
 
         class Profiler(self._trt.IProfiler):  # type: ignore[misc, name-defined]
@@ -177,9 +168,6 @@ class LoadedEngine:
         Args:
             scratch: address of ``self.scratch`` bytes on the GPU; 0 for a context that never runs. Contexts
                 that never run at the same time may share them.
-
-        Raises:
-            EnvironmentProblem: memory ran out.
         """
         strategy = self._trt.ExecutionContextAllocationStrategy.USER_MANAGED
         with self._creating:
@@ -195,11 +183,7 @@ class LoadedEngine:
         return context
 
     def infer(self, context: Any, sizes: EngineSizes) -> Shapes:
-        """Set a context to the sizes of a call; returns the shapes of all inputs and outputs.
-
-        Raises:
-            ArtefactError: TensorRT refuses.
-        """
+        """Set a context to the sizes of a call; returns the shapes of all inputs and outputs."""
         for port in self.inputs:
             if not context.set_input_shape(port.name, self.shape(port, sizes)):
                 raise self._failed("take the input shape")
@@ -228,15 +212,12 @@ class LoadedEngine:
 
         Returns:
             The shapes of all inputs and outputs.
-
-        Raises:
-            ArtefactError: TensorRT refuses, or an output would not fit its buffer.
         """
         shapes = self.infer(context, sizes)
         for port in self.outputs:
-            found = shapes[port.name]
-            if min(found, default=0) < 0 or self.bytes(port, found) > room[port.name]:
-                raise self._failed(f"keep '{port.name}' in its buffer: it became {list(found)}")
+            shape = shapes[port.name]
+            if min(shape, default=0) < 0 or self.bytes(port, shape) > room[port.name]:
+                raise self._failed(f"keep '{port.name}' in its buffer: it became {list(shape)}")
         for name, address in addresses.items():
             if not context.set_tensor_address(name, address):
                 raise self._failed(f"take the address of '{name}'")
@@ -248,11 +229,7 @@ class LoadedEngine:
         return bool(context.execute_async_v3(stream))
 
     def enqueue(self, context: Any, stream: int) -> None:
-        """Enqueue the inference on the stream.
-
-        Raises:
-            ArtefactError: TensorRT refuses.
-        """
+        """Enqueue the inference on the stream."""
         if not self.accepts(context, stream):
             raise self._failed("run")
 

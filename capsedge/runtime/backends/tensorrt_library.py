@@ -28,11 +28,7 @@ _KEPT = 20  # messages of TensorRT of a kind
 
 
 def import_tensorrt() -> Any:
-    """The package ``tensorrt``.
-
-    Raises:
-        EnvironmentProblem: it is missing, broken, or older than capsedge supports.
-    """
+    """The package ``tensorrt``."""
     try:
         import tensorrt as trt
     except ImportError as error:
@@ -140,11 +136,7 @@ def tensorrt_logger(trt: Any) -> Any:
 
 
 def start(trt: Any, kind: Any, logger: Any) -> Any:
-    """A ``trt.Runtime`` or ``trt.Builder``.
-
-    Raises:
-        EnvironmentProblem: TensorRT returns none, for instance because it cannot use the GPU.
-    """
+    """A ``trt.Runtime`` or ``trt.Builder``."""
     try:
         return kind(logger)
     except TypeError as error:  # the bindings' form of a null pointer
@@ -156,15 +148,7 @@ def start(trt: Any, kind: Any, logger: Any) -> Any:
 
 
 def find_plugin(major: int) -> Path | None:
-    """The plugin library: the one that CAPSEDGE_TENSORRT_PLUGIN names, else that of capsedge-cuda, else None.
-
-    Args:
-        major: version of TensorRT, as from `interface`.
-
-    Raises:
-        EnvironmentProblem: the variable names a file that does not exist, or capsedge-cuda is of another
-            version than capsedge.
-    """
+    """The library that CAPSEDGE_TENSORRT_PLUGIN names, else that of capsedge-cuda for ``major``, or None."""
     named = named_library(VARIABLE, "TensorRT plugin library")
     if named is not None:
         return named
@@ -198,11 +182,7 @@ def plugin_namespace(registry: Any) -> str | None:
 
 
 def load_plugin(registry: Any, library: Path, logger: Any) -> str:
-    """Load the plugins into a registry; returns their namespace.
-
-    Raises:
-        ArtefactError: TensorRT does not accept the library.
-    """
+    """Load the plugins into a registry; returns their namespace."""
     # Asking TensorRT for plugins that are not there logs an error, too.
     with logger.apart():
         namespace = plugin_namespace(registry)
@@ -232,23 +212,14 @@ def _refused(library: Path, why: str) -> ArtefactError:
 def check_machine(
     engine: Path, metadata: EngineMetadata, trt: Any, cuda: Cuda, device: int
 ) -> Path | None:
-    """The plugin library that an engine needs, or None, once its metadata file fits this machine.
-
-    Raises:
-        EnvironmentProblem: there is no GPU, or the plugin library's variable names no file.
-        ArtefactError: the engine was built for something else.
-    """
+    """The plugin library that an engine needs, or None, once its metadata file fits this machine."""
     plugin = find_plugin(interface(trt)) if metadata.plugin_sha256 else None
     check(engine, metadata, this_machine(trt, cuda, device), plugin)
     return plugin
 
 
 def this_machine(trt: Any, cuda: Cuda, device: int) -> BuildMachine:
-    """The properties of this machine that engines depend on; ``cuda`` is the newest that the driver supports.
-
-    Raises:
-        EnvironmentProblem: there is no GPU.
-    """
+    """This machine's properties that engines depend on; ``cuda`` is the newest that the driver supports."""
     cuda.check_device(device)
     return BuildMachine(
         tensorrt=trt.__version__,

@@ -28,11 +28,7 @@ _UNVERSIONED = "libtensorrt_rtx.so"
 
 
 def import_tensorrt_rtx() -> Any:
-    """The Python package of TensorRT-RTX.
-
-    Raises:
-        EnvironmentProblem: it is missing, broken, or older than capsedge supports.
-    """
+    """The Python package of TensorRT-RTX."""
     for name in MODULES:
         try:
             trt = importlib.import_module(name)
@@ -63,30 +59,22 @@ def _broken(error: ImportError) -> EnvironmentProblem:
 
 
 def import_for(target: str) -> Any:
-    """The Python package for engines of a target: of TensorRT or of TensorRT-RTX.
-
-    Raises:
-        EnvironmentProblem: it is missing, broken, or older than capsedge supports.
-    """
+    """The Python package for engines of a target: of TensorRT or of TensorRT-RTX."""
     return import_tensorrt_rtx() if target == TENSORRT_RTX else import_tensorrt()
 
 
 def compute_capabilities(trt: Any) -> dict[str, Any]:
     """The compute capabilities that a release builds for: ``{"8.6": ComputeCapability.SM86}``."""
-    found = {}
+    capabilities = {}
     for name in dir(trt.ComputeCapability):
         digits = re.fullmatch(r"SM([0-9]+)([0-9])", name)
         if digits is not None:
-            found[f"{digits[1]}.{digits[2]}"] = getattr(trt.ComputeCapability, name)
-    return dict(sorted(found.items(), key=lambda pair: float(pair[0])))
+            capabilities[f"{digits[1]}.{digits[2]}"] = getattr(trt.ComputeCapability, name)
+    return dict(sorted(capabilities.items(), key=lambda pair: float(pair[0])))
 
 
 def check_capabilities(trt: Any, asked: Sequence[str]) -> None:
-    """Refuse compute capabilities that a release does not build for.
-
-    Raises:
-        UsageError: one is unknown, given twice, or a Jetson's.
-    """
+    """Refuse compute capabilities that a release does not build for."""
     known = compute_capabilities(trt)
     for capability in asked:
         if capability in _JETSONS:
@@ -122,9 +110,6 @@ def check_parser_takes_plugins() -> None:
 
     It opens ``libtensorrt_rtx.so`` for a plugin and calls ``std::terminate`` if it is missing; NVIDIA's
     wheel contains only ``libtensorrt_rtx.so.1``.
-
-    Raises:
-        EnvironmentProblem: there is no library of that name.
     """
     try:
         ctypes.CDLL(_UNVERSIONED)

@@ -112,9 +112,6 @@ class Slot:
 
         The first run of some sizes uses no graph, as TensorRT requires; the second is captured, and later
         runs launch the graph.
-
-        Args:
-            bound: the result of `bind`.
         """
         engine, cuda = self._engine, self._engine.cuda
         if not bound.ran:
@@ -134,16 +131,11 @@ class Slot:
             engine.enqueue(bound.context, self.stream)
 
     def bind(self, sizes: EngineSizes) -> BoundSlots:
-        """The context for the sizes of a call: that set to them, a new one, or the least recently used one.
-
-        Raises:
-            ArtefactError: TensorRT refuses the sizes.
-            EnvironmentProblem: memory ran out.
-        """
-        found = self._bound.get(sizes)
-        if found is not None:
+        """The context for the sizes of a call: one set to them, a new one, or the least recently used."""
+        known = self._bound.get(sizes)
+        if known is not None:
             self._bound.move_to_end(sizes)
-            return found
+            return known
         cuda = self._engine.cuda
         context, self._spare = self._spare, None
         if context is None and len(self._bound) < GRAPHS:

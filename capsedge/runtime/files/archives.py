@@ -23,9 +23,6 @@ class BadArchive(ValueError):
 class Archive:
     """An open zip archive; its content is read only when requested, and only as much as requested.
 
-    Args:
-        file: its content.
-
     Raises:
         BadArchive: it is not a zip archive, or lists too many members.
     """
@@ -42,11 +39,7 @@ class Archive:
 
     @contextmanager
     def member(self, name: str) -> Iterator[IO[bytes]]:
-        """A member, unpacked as it is read.
-
-        Raises:
-            BadArchive: it is missing, compressed with an unknown method, or damaged (then also when read).
-        """
+        """A member, unpacked as it is read."""
         entry = self._entry(name)
         if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise BadArchive(f"'{name}' is compressed with an unknown method")
@@ -58,9 +51,6 @@ class Archive:
 
         Args:
             most: largest number of bytes that it may have.
-
-        Raises:
-            BadArchive: it is missing, compressed, too large, or truncated.
         """
         entry = self._entry(name)
         if entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 1:
@@ -80,11 +70,7 @@ class Archive:
             return content
 
     def length(self, name: str) -> int:
-        """Size of a member in bytes, according to the index.
-
-        Raises:
-            BadArchive: it is missing.
-        """
+        """Size of a member in bytes, according to the index. Raises BadArchive if it is missing."""
         return self._entry(name).file_size
 
     def _entry(self, name: str) -> zipfile.ZipInfo:

@@ -230,11 +230,7 @@ _DOCUMENTS: tuple[tuple[tuple[str, ...], str], ...] = (
 
 
 def identify_path(path: Path | str) -> Format | None:
-    """The kind of a file or folder; None if it is unknown.
-
-    Raises:
-        UsageError: it does not exist or cannot be read.
-    """
+    """The kind of a file or folder; None if it is unknown."""
     known = path_kind(path)
     if known == FOLDER:
         return _FORMATS[_folder(path)]
@@ -250,9 +246,9 @@ def identify_path(path: Path | str) -> Format | None:
 
 def is_engine(path: Path | str) -> bool:
     """Whether a file is an engine of TensorRT: by its first bytes or, if these are inconclusive, its name."""
-    found = identify_path(path) if path_kind(path) == FILE else None
-    if found is not None and found.key != "text":
-        return found.key == "tensorrt"
+    kind = identify_path(path) if path_kind(path) == FILE else None
+    if kind is not None and kind.key != "text":
+        return kind.key == "tensorrt"
     return Path(path).suffix == _ENGINE_SUFFIX
 
 
@@ -264,10 +260,7 @@ def identify_content(content: bytes) -> Format | None:
 
 
 def identify_bytes(head: bytes) -> Format | None:
-    """The kind of a file by its first bytes (`HEAD_BYTES` of them are enough); None if it is unknown.
-
-    A zip archive is not looked into.
-    """
+    """The kind of a file by its first `HEAD_BYTES`, None if unknown; zip archives are not opened."""
     key = _key(head)
     return _FORMATS[key] if key else None
 

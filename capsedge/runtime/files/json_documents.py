@@ -35,12 +35,7 @@ class MalformedJson(ValueError):
 
 
 def read(path: Path, most: int = limits.JSON_VALUES) -> Any:
-    """The JSON document in a file, with at most this many values.
-
-    Raises:
-        UsageError: it cannot be read.
-        MalformedJson: as for `parse`.
-    """
+    """The JSON document in a file, with at most this many values."""
     with open_regular_file(path) as file:
         return parse(file.read(limits.JSON_BYTES + 1), most=most)
 
@@ -53,9 +48,6 @@ def parse(data: bytes | str, nan: Nan = "refuse", most: int = limits.JSON_VALUES
         nan: what to do with NaN, infinities and numbers beyond doubles, which JSON does not define but
             Python writes: ``refuse``, take as ``null``, or ``keep``.
         most: values that it may have.
-
-    Raises:
-        MalformedJson: it is not JSON, exceeds the limits, or names a key twice.
     """
     if len(data) > limits.JSON_BYTES:
         raise MalformedJson(f"it has over {limits.JSON_BYTES // limits.MIB} MiB")
@@ -98,12 +90,7 @@ def _with_null(values: Any) -> Any:
 
 
 def check(values: Any, finite: bool = True, most: int = limits.JSON_VALUES) -> Any:
-    """Check plain values from a source other than JSON against the same limits.
-
-    Raises:
-        MalformedJson: there are values other than strings, numbers, true, false, null, lists and objects, or
-            too many values.
-    """
+    """Check plain values from a source other than JSON against the same limits."""
     left = most
     rows = [iter((values,))]  # one per depth
     while rows:
@@ -170,14 +157,14 @@ _NUMBERS: dict[Nan, Callable[[str], float | None]] = {
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    document = dict(pairs)
+    if len(document) != len(pairs):
         seen: set[str] = set()
         for key, _ in pairs:
             if key in seen:
                 raise MalformedJson(f"it names '{_short(key)}' twice")
             seen.add(key)
-    return found
+    return document
 
 
 def decode(kind: type[T], values: Any, name: str = "") -> T:
@@ -189,9 +176,6 @@ def decode(kind: type[T], values: Any, name: str = "") -> T:
 
     Args:
         name: the name of the value in errors; empty for the whole document.
-
-    Raises:
-        MalformedJson: a field is missing, unknown or of another type, or the class refuses its value.
     """
     return typing.cast(T, _decode(kind, values, name))
 
@@ -281,5 +265,5 @@ def _short(text: str, most: int = 80) -> str:
 
 
 def _wrong(name: str, value: Any, wanted: str) -> MalformedJson:
-    found = _NAMES.get(type(value), type(value).__name__)
-    return MalformedJson(f"{_short(name) or 'the document'} is {found}, wanted {wanted}")
+    kind = _NAMES.get(type(value), type(value).__name__)
+    return MalformedJson(f"{_short(name) or 'the document'} is {kind}, wanted {wanted}")

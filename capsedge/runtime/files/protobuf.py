@@ -83,11 +83,11 @@ class Wire:
 
     def texts(self, start: int, end: int, *numbers: int) -> list[list[str]]:
         """The fields of each number as text."""
-        found: dict[int, list[str]] = {number: [] for number in numbers}
+        texts: dict[int, list[str]] = {number: [] for number in numbers}
         for number, wire, a, b in self.fields(start, end):
-            if wire == BYTES and number in found:
-                found[number].append(self.data[a:b].decode())
-        return list(found.values())
+            if wire == BYTES and number in texts:
+                texts[number].append(self.data[a:b].decode())
+        return list(texts.values())
 
     def first_text(self, start: int, end: int, number: int) -> str:
         """The first field of a number as text; empty if there is none."""
@@ -119,9 +119,7 @@ class Wire:
         raise MalformedProtobuf(f"a number at byte {at} does not end")
 
     def end_of_number(self, start: int) -> int:
-        """Where a number whose tag is at ``start`` ends; models have only number fields and length-delimited
-        ones.
-        """
+        """Where a number whose tag is at ``start`` ends; models have no other fixed-length fields."""
         _, after = self.tag(start, len(self.data))
         return self.varint(after, len(self.data))[1]
 
@@ -147,8 +145,8 @@ def message(fields: Iterable[tuple[int, bytes]]) -> bytes:
 
 def varint_of(value: int) -> bytes:
     """A number in groups of seven bits, the lowest first, as protobuf and WebAssembly (LEB128) have it."""
-    found = bytearray()
+    encoded = bytearray()
     while value > 0x7F:
-        found.append(value & 0x7F | 0x80)
+        encoded.append(value & 0x7F | 0x80)
         value >>= 7
-    return bytes((*found, value))
+    return bytes((*encoded, value))

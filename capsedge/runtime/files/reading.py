@@ -60,9 +60,6 @@ def remove_unused(path: str) -> None:
 
     Windows has no such locks. There, a file that is open cannot be removed, and one that was written lately
     may be about to be renamed.
-
-    Raises:
-        OSError: it is locked or open, or cannot be removed.
     """
     if sys.platform == "win32":
         if time.time() - os.stat(path).st_mtime > _FRESH:
@@ -70,8 +67,8 @@ def remove_unused(path: str) -> None:
     else:
         handle = os.open(path, READ | os.O_NOFOLLOW)
         try:
-            found = os.fstat(handle)
-            if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
+            status = os.fstat(handle)
+            if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 os.unlink(path)
         finally:
@@ -104,8 +101,8 @@ def is_full(folder: str) -> bool:
         if shutil.disk_usage(folder).free < _LEAST_SPACE:
             return True
         if sys.platform != "win32":
-            found = os.statvfs(folder)
-            return found.f_files > 0 and found.f_favail == 0
+            status = os.statvfs(folder)
+            return status.f_files > 0 and status.f_favail == 0
     return False
 
 
@@ -120,14 +117,7 @@ _KINDS = (
 
 @contextmanager
 def open_regular_file(path: Path | str, fix: str = "Check the path.") -> Iterator[BufferedReader]:
-    """A regular file, open for reading; never waits for another process to write.
-
-    Args:
-        fix: the advice that errors give.
-
-    Raises:
-        UsageError: the file does not exist, is not a regular file, or cannot be opened or read.
-    """
+    """A regular file, open for reading; never waits for another process to write."""
     with readable_errors(path, fix):
         # Checked before opening, since opening alone can wake a pipe's writer or move a device, and again
         # afterwards, since the name may refer to something else by then.
@@ -139,12 +129,7 @@ def open_regular_file(path: Path | str, fix: str = "Check the path.") -> Iterato
 
 
 def path_kind(path: Path | str) -> str | None:
-    """The kind of what is at a path: ``file``, ``folder``, ``pipe``, ``socket`` or ``device``; None for
-    nothing.
-
-    Raises:
-        UsageError: the system does not say, for example below a folder that may not be searched.
-    """
+    """What is at a path: ``file``, ``folder``, ``pipe``, ``socket`` or ``device``; None for nothing."""
     with readable_errors(path):
         try:
             return _kind(os.stat(path).st_mode)
@@ -159,11 +144,7 @@ def file_size(file: BinaryIO) -> int:
 
 @contextmanager
 def readable_errors(path: Path | str, fix: str = "Check the path.") -> Iterator[None]:
-    """Turn the block's failures to reach a path into readable errors.
-
-    Raises:
-        UsageError: the system refused access.
-    """
+    """Turn the block's failures to reach a path into readable errors."""
     try:
         os.fsencode(path)
         yield
@@ -177,11 +158,7 @@ def readable_errors(path: Path | str, fix: str = "Check the path.") -> Iterator[
 
 
 def check_name(path: Path | str, error: ValueError) -> None:
-    """Recognize a path that no file can have by the error that its use raised.
-
-    Raises:
-        UsageError: no file can have this path.
-    """
+    """Recognize a path that no file can have by the error that its use raised."""
     name = os.fspath(path)
     if "\0" in name or (isinstance(error, UnicodeEncodeError) and error.object == name):
         raise UsageError(
@@ -192,9 +169,9 @@ def check_name(path: Path | str, error: ValueError) -> None:
 
 
 def _check_regular(path: Path | str, mode: int) -> None:
-    found = _kind(mode)
-    if found != FILE:
-        raise UsageError(f"Cannot read {path}.", f"It is a {found}.", "Pass a file.")
+    kind = _kind(mode)
+    if kind != FILE:
+        raise UsageError(f"Cannot read {path}.", f"It is a {kind}.", "Pass a file.")
 
 
 def _kind(mode: int) -> str:
@@ -202,11 +179,7 @@ def _kind(mode: int) -> str:
 
 
 def list_folder(folder: Path | str) -> list[str]:
-    """The names in a folder, sorted.
-
-    Raises:
-        UsageError: it is not a folder, cannot be read, or contains too many files.
-    """
+    """The names in a folder, sorted."""
     names: list[str] = []
     try:
         with (

@@ -77,11 +77,7 @@ class Header:
 
 
 def read_header(file: BufferedReader) -> Header:
-    """Read and check the header of an open file.
-
-    Raises:
-        MalformedJson: it is not a safetensors file, is truncated, or exceeds the limits.
-    """
+    """Read and check the header of an open file."""
     length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
     room = file_size(file) - _LENGTH_BYTES
     if length > room:
@@ -116,11 +112,7 @@ def field(
     """The value under a key of a checkpoint's metadata; None if there is none.
 
     Args:
-        kind: a dataclass.
         most: characters that its text may have.
-
-    Raises:
-        MalformedJson: it is damaged.
     """
     if key not in metadata:
         return None
@@ -142,9 +134,6 @@ def field_of(
     Args:
         lacking: what the file fails to record if the value is damaged, for the error.
         fix: how to fix it.
-
-    Raises:
-        UsageError, ArtefactError: it cannot be read.
     """
     if Path(path).suffix != ".safetensors":
         return None

@@ -136,11 +136,7 @@ class _Fork:
             _run(arguments, files)
 
     def wait(self, timeout: float | None = None) -> int:
-        """The exit code, negative for a signal.
-
-        Raises:
-            subprocess.TimeoutExpired: it still runs.
-        """
+        """The exit code, negative for a signal. Raises subprocess.TimeoutExpired if it still runs."""
         end, pause = time.monotonic() + (timeout or 0), 0.0005
         while self._code is None:
             try:
@@ -163,9 +159,7 @@ class _Fork:
 
 
 def _run(arguments: Sequence[str], files: Sequence[IO[bytes]]) -> NoReturn:
-    """Run in the fork: none of the parent's files stay open, and none of its objects are flushed or destroyed
-    at the end.
-    """
+    """Run in the fork, which keeps no file of the parent open and destroys none of its objects."""
     code = 1
     try:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -201,11 +195,7 @@ def _waited(
     log: IO[bytes],
     on_line: Callable[[str], None] | None,
 ) -> int:
-    """The exit code, after its lines were passed on.
-
-    Raises:
-        subprocess.TimeoutExpired: its time is up.
-    """
+    """The exit code, after its lines were passed on. Raises subprocess.TimeoutExpired if its time is up."""
     if on_line is None or sys.platform == "win32":
         return process.wait(seconds)
     end, at, part = time.monotonic() + seconds, 0, b""
@@ -228,11 +218,7 @@ def _waited(
 
 
 def enter_sandbox() -> list[str]:
-    """Apply the limits given by the arguments, as far as the system supports them; return the other
-    arguments.
-
-    Windows has none, and macOS does not limit memory.
-    """
+    """Apply the limits in the arguments (none on Windows, not memory's on macOS); return the others."""
     seconds, memory, output = (int(word) for word in sys.argv[2:5])
     bounds = {"RLIMIT_CPU": 4 * seconds, "RLIMIT_FSIZE": output}
     if sys.platform != "darwin":

@@ -42,7 +42,7 @@ _MARKS = re.compile(
 def markdown(text: object) -> str:
     """The text as Markdown that shows it literally: no HTML, links, emphasis or ends of table cells."""
     plain = printable(text)
-    plain = _MARKS.sub(lambda found: "\\" + found[0], plain)
+    plain = _MARKS.sub(lambda match: "\\" + match[0], plain)
     return plain.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 

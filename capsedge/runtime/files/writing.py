@@ -33,23 +33,14 @@ _LINKS = 40  # followed at most, as Linux does
 
 
 def write_bytes(target: Path | str, data: bytes | memoryview) -> None:
-    """Write a file completely or not at all.
-
-    Raises:
-        UsageError: its folder does not exist or is not writable, or the target is not a plain file.
-        EnvironmentProblem: the disk is full or failing; nothing is left behind.
-    """
+    """Write a file completely or not at all."""
     with atomic_writer(target) as file:
         file.write(data)
 
 
 @contextmanager
 def atomic_writer(target: Path | str) -> Iterator[BinaryIO]:
-    """A file to write piece by piece; it takes its place when the block ends, and not if the block fails.
-
-    Raises:
-        UsageError, EnvironmentProblem: as ``write_bytes``.
-    """
+    """A file to write piece by piece; it takes its place when the block ends, and not if the block fails."""
     resolved, older = _resolve_target(target)
     _remove_stale(resolved.parent)
     with writable_errors(target), _replacing(resolved, older is None) as handle:
@@ -66,11 +57,7 @@ def write_text(target: Path | str, text: str) -> None:
 
 
 def check_writable(target: Path | str) -> None:
-    """Check before long work whether ``target`` can be written, without changing anything.
-
-    Raises:
-        UsageError: as ``write_bytes``.
-    """
+    """Check before long work whether ``target`` can be written, without changing anything."""
     folder = _resolve_target(target)[0].parent
     if not os.access(folder, os.W_OK | os.X_OK):
         raise UsageError(
@@ -81,20 +68,16 @@ def check_writable(target: Path | str) -> None:
 
 
 def check_creatable(folder: Path) -> None:
-    """Check before long work whether a folder that does not exist can be created, without changing anything.
-
-    Raises:
-        UsageError: something else is in its way, or the folder above may not be written.
-    """
+    """Check before long work that a missing folder can be created, without changing anything."""
     above = folder
-    while (found := reading.path_kind(above)) is None and above != above.parent:
+    while (kind := reading.path_kind(above)) is None and above != above.parent:
         above = above.parent
-    if found != reading.FOLDER or not os.access(above, os.W_OK | os.X_OK):
+    if kind != reading.FOLDER or not os.access(above, os.W_OK | os.X_OK):
         raise UsageError(
             f"Cannot create the folder {folder}.",
             f"You have no permission to write to the folder {above}."
-            if found == reading.FOLDER
-            else f"{above} is a {found}, not a folder.",
+            if kind == reading.FOLDER
+            else f"{above} is a {kind}, not a folder.",
             "Choose another location.",
         )
 
@@ -105,12 +88,7 @@ def with_suffix_appended(path: Path, suffix: str) -> Path:
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder for outputs, and its parents, if they do not exist.
-
-    Raises:
-        UsageError: it cannot be created.
-        EnvironmentProblem: the disk is full.
-    """
+    """Create a folder for outputs, and its parents, if they do not exist."""
     with writable_errors(folder, f"Cannot create the folder {folder}."):
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -123,9 +101,6 @@ def check_apart(
     Args:
         inputs: files, and folders of data sets.
         flat: the same, for folders of which only the files are read, not those in sub-folders.
-
-    Raises:
-        UsageError: an output is also an input or another output.
     """
     folders, seen = {3: list(inputs), 1: list(flat)}, dict[object, Path | str]()
     files = {_identity(path): path for paths in folders.values() for path in paths}
@@ -151,11 +126,7 @@ def check_apart(
 
 @contextmanager
 def temporary_folder() -> Iterator[Path]:
-    """A folder that is removed with its content when the block ends.
-
-    Raises:
-        EnvironmentProblem: it cannot be created, or its disk filled up while the block ran.
-    """
+    """A folder that is removed with its content when the block ends."""
     try:
         folder = tempfile.TemporaryDirectory(prefix="capsedge-", ignore_cleanup_errors=True)
     except OSError as error:
@@ -174,11 +145,7 @@ def temporary_folder() -> Iterator[Path]:
 
 
 def sha256(path: Path | str) -> str:
-    """SHA-256 of a file, in hexadecimal.
-
-    Raises:
-        UsageError: it cannot be read.
-    """
+    """SHA-256 of a file, in hexadecimal. Raises UsageError if it cannot be read."""
     import hashlib
 
     digest = hashlib.sha256()
@@ -189,11 +156,7 @@ def sha256(path: Path | str) -> str:
 
 
 def _resolve_target(target: Path | str) -> tuple[Path, os.stat_result | None]:
-    """The file behind a name, with links followed, and what is there now.
-
-    Raises:
-        UsageError: no file can be written there.
-    """
+    """The file behind a name, with links followed, and what is there now."""
     target = Path(target)
     older: os.stat_result | None = None
     with writable_errors(target):
@@ -201,9 +164,9 @@ def _resolve_target(target: Path | str) -> tuple[Path, os.stat_result | None]:
             older = os.stat(target)
         resolved = Path(os.path.realpath(target))
         if older is not None:
-            found = reading.path_kind(target)
-            if found != reading.FILE:
-                raise UsageError(f"Cannot write {target}.", f"It is a {found}.", "Pass a file.")
+            kind = reading.path_kind(target)
+            if kind != reading.FILE:
+                raise UsageError(f"Cannot write {target}.", f"It is a {kind}.", "Pass a file.")
         if _of_kernel(target):
             raise UsageError(
                 f"Cannot write {target}.",
@@ -304,10 +267,10 @@ def _remove_stale(folder: Path) -> None:
 def _identity(path: Path | str) -> object:
     """The identity of a file, the same for all its names."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except (OSError, ValueError):
         return os.path.realpath(path)
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def _is_read(older: os.stat_result, folders: Mapping[int, Iterable[Path | str]]) -> bool:
@@ -315,11 +278,11 @@ def _is_read(older: os.stat_result, folders: Mapping[int, Iterable[Path | str]])
     for depth, folder in ((depth, f) for depth, paths in folders.items() for f in paths):
         if not os.path.isdir(folder):
             continue
-        for found in _data_files(Path(folder), depth):
-            if found.inode() == older.st_ino or found.is_symlink():
+        for entry in _data_files(Path(folder), depth):
+            if entry.inode() == older.st_ino or entry.is_symlink():
                 with suppress(OSError):
                     # DirEntry.stat has no identity on Windows.
-                    if os.path.samestat(os.stat(found.path), older):
+                    if os.path.samestat(os.stat(entry.path), older):
                         return True
     return False
 
@@ -361,10 +324,6 @@ def write_folder(
         target: the folder; a link to one stays a link.
         files: contents, or files to copy, by their paths in the folder, ``/`` between names.
         replaced: the paths that an earlier folder may hold, as in `check_replaceable`.
-
-    Raises:
-        UsageError: the target is not a folder, holds other files, or cannot be written.
-        EnvironmentProblem: the disk is full or failing; nothing is left behind.
     """
     check_replaceable(target, replaced)
     resolved = Path(os.path.realpath(target))
@@ -385,16 +344,12 @@ def write_folder(
 
 
 def check_replaceable(target: Path, replaced: Collection[str]) -> None:
-    """Refuse a target that is not a folder, or that holds more than what may be replaced.
-
-    Raises:
-        UsageError: it is one of these.
-    """
-    found = reading.path_kind(target)
-    if found is None:
+    """Refuse a target that is not a folder, or that holds more than what may be replaced."""
+    kind = reading.path_kind(target)
+    if kind is None:
         return
-    if found != reading.FOLDER:
-        raise UsageError(f"Cannot write {target}.", f"It is a {found}.", "Pass a folder.")
+    if kind != reading.FOLDER:
+        raise UsageError(f"Cannot write {target}.", f"It is a {kind}.", "Pass a folder.")
     for folder, inside, names in os.walk(target):
         links = [name for name in inside if os.path.islink(os.path.join(folder, name))]
         for name in (*names, *links):
@@ -409,12 +364,12 @@ def check_replaceable(target: Path, replaced: Collection[str]) -> None:
 
 def unchanged(folder: Path, recorded: Mapping[str, str]) -> list[str]:
     """The files of a folder that still have the SHA-256 recorded for their path."""
-    found = []
+    paths = []
     for path, checksum in recorded.items():
         with suppress(CapsedgeError, OSError, ValueError):
             if sha256(folder / path) == checksum:
-                found.append(path)
-    return found
+                paths.append(path)
+    return paths
 
 
 def _write(path: Path, content: bytes | Path) -> None:
@@ -449,12 +404,7 @@ _FIXES = {
 
 @contextmanager
 def as_file(model: ModelLike) -> Iterator[Path]:
-    """The model's file; for bytes, a temporary one named ``model.onnx``.
-
-    Raises:
-        UsageError: it is neither a path nor bytes.
-        EnvironmentProblem: the disk is full.
-    """
+    """The model's file; for bytes, a temporary one named ``model.onnx``."""
     if not isinstance(model, bytes):
         yield as_path(model, MODEL_OR_BYTES)
         return
@@ -469,9 +419,6 @@ def as_path(value: object, expected: str) -> Path:
 
     Args:
         expected: what should have been passed, one of the constants above.
-
-    Raises:
-        UsageError: it is not a path.
     """
     if isinstance(value, (str, os.PathLike)) and isinstance(os.fspath(value), str):
         return Path(value)
@@ -480,22 +427,20 @@ def as_path(value: object, expected: str) -> Path:
 
 def path_error(value: object, expected: str) -> UsageError:
     """The error for an unexpected value, which says how to convert it if possible."""
-    found = type_in_words(value)
+    kind = type_in_words(value)
     usual = "Pass a string or a pathlib.Path."
     if expected == SESSION:
         usual = "Load one: capsedge.load('model.onnx')."
-    of_models = _FIXES.get((MODEL, found), usual) if expected == MODEL_OR_BYTES else usual
+    of_models = _FIXES.get((MODEL, kind), usual) if expected == MODEL_OR_BYTES else usual
     return UsageError(
-        f"{found[0].upper()}{found[1:]} is not {expected}.",
+        f"{kind[0].upper()}{kind[1:]} is not {expected}.",
         "",
-        _FIXES.get((expected, found), of_models),
+        _FIXES.get((expected, kind), of_models),
     )
 
 
 def type_in_words(value: object) -> str:
-    """A description of a value. The types of frameworks are recognized by their attributes, so none is
-    imported.
-    """
+    """A description of a value; types of frameworks are recognized by attributes, without imports."""
     if value is None or isinstance(value, (str, os.PathLike)):
         return "None" if value is None else "a path"
     if isinstance(value, type):

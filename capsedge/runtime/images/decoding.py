@@ -39,9 +39,6 @@ def read_image(path: Path | str) -> NDArray[Any]:
     Returns:
         ``[H, W, C]``, uint8 (uint16 for 16-bit grey), rotated according to the EXIF orientation. C is 1 for
         grey, 2 for grey and alpha, 3 for RGB and 4 for RGB and alpha.
-
-    Raises:
-        UsageError: the file is missing, damaged, of another format or too large.
     """
     check_image(path)
     with reading.open_regular_file(path, "Name an image that may be read.") as file:
@@ -50,11 +47,7 @@ def read_image(path: Path | str) -> NDArray[Any]:
 
 
 def check_image(path: Path | str) -> None:
-    """Refuse a path that leads nowhere.
-
-    Raises:
-        UsageError: the file is missing.
-    """
+    """Refuse a path that leads nowhere."""
     if reading.path_kind(path) is None:
         if str(path).startswith(("http:", "https:")):
             fix = "Download it, or pass the open response: urllib.request.urlopen(address)."
@@ -76,21 +69,13 @@ def name_of(file: SupportsRead, name: str) -> str:
 
 
 def read_stream(file: SupportsRead, name: str) -> NDArray[Any]:
-    """Decode the image that an open binary file holds from its position on, as `read_image`.
-
-    Raises:
-        UsageError: it is opened as text, cannot be read, or as `read_image`.
-    """
+    """Decode the image that an open binary file holds from its position on, as `read_image`."""
     name = name_of(file, name)
     return decode(stream_bytes(file, name), name)
 
 
 def stream_bytes(file: SupportsRead, name: str) -> bytes:
-    """The content of an open binary file from its position on, up to a byte over the limit of `decode`.
-
-    Raises:
-        UsageError: it is opened as text, is empty or cannot be read.
-    """
+    """The content of an open binary file from its position on, up to a byte over the limit of `decode`."""
     parts: list[bytes] = []
     left = (
         limits.IMAGE_FILE_BYTES + 1
@@ -124,11 +109,7 @@ def decode(
     """Decode the content of an image file, as `read_image`.
 
     Args:
-        name: the name in errors.
         path: the file; None if the content is not from a file.
-
-    Raises:
-        UsageError: the content is empty, damaged, of another format or too large.
     """
     _check_bytes(name, memoryview(data).nbytes)
     data = bytes(data)
@@ -147,15 +128,7 @@ def decode(
 
 @contextmanager
 def _explained(name: str, kind: str = "") -> Iterator[None]:
-    """Turn the block's failures to decode an image into readable errors.
-
-    Args:
-        name: name of the image.
-        kind: its format, if known.
-
-    Raises:
-        UsageError: the image is damaged or too large.
-    """
+    """Turn the block's failures to decode an image into readable errors."""
     from PIL import Image
 
     try:
@@ -182,10 +155,10 @@ def _explained(name: str, kind: str = "") -> Iterator[None]:
         ) from error
 
 
-def _check_bytes(name: str, found: int) -> None:
-    if found > limits.IMAGE_FILE_BYTES:
+def _check_bytes(name: str, size: int) -> None:
+    if size > limits.IMAGE_FILE_BYTES:
         raise _too_large(
-            name, f"The file has {found:,} bytes, the limit is {limits.IMAGE_FILE_BYTES:,}."
+            name, f"The file has {size:,} bytes, the limit is {limits.IMAGE_FILE_BYTES:,}."
         )
 
 
@@ -310,10 +283,6 @@ def read_pixels(image: object, name: str) -> NDArray[Any] | None:
 
     Args:
         image: a path, the bytes of a file, an open binary file, or an image of Pillow.
-        name: the name in errors of an image without a file name.
-
-    Raises:
-        UsageError: the image cannot be read.
     """
     if isinstance(image, (str, os.PathLike)):
         return read_image(os.fspath(image))

@@ -52,10 +52,10 @@ class Encoding:
 
 def encoding_of(data: bytes) -> Encoding | None:
     """The format of a file's content; None if it is none of `ENCODINGS`."""
-    found = next((e for e in ENCODINGS if data.startswith(e.starts)), None)
-    if found is not None and found.name == "WebP" and data[8:12] != b"WEBP":
+    encoding = next((e for e in ENCODINGS if data.startswith(e.starts)), None)
+    if encoding is not None and encoding.name == "WebP" and data[8:12] != b"WEBP":
         return None
-    return found
+    return encoding
 
 
 def _damaged(name: str, why: str) -> UsageError:
@@ -168,7 +168,7 @@ def _tags(data: bytes, name: str) -> Mapping[int, int]:
     if count > limits.TIFF_TAGS:
         raise _damaged(name, f"It is a TIFF file with {count:,} tags.")
     at += struct.calcsize(order + count_code)
-    found: dict[int, int] = {}
+    tags: dict[int, int] = {}
     total = 0
     for _ in range(count):
         tag, kind, values, field = _unpack(order + entry_code, data, at)
@@ -182,8 +182,8 @@ def _tags(data: bytes, name: str) -> Mapping[int, int]:
             raise _damaged(name, "It is a TIFF file whose tags are larger than the file.")
         code = _INTEGERS.get(kind)
         if code and values and len(field) >= struct.calcsize(code):
-            found.setdefault(tag, struct.unpack_from(order + code, field)[0])
-    return found
+            tags.setdefault(tag, struct.unpack_from(order + code, field)[0])
+    return tags
 
 
 def _unpack(code: str, data: bytes, at: int) -> tuple[Any, ...]:

@@ -49,11 +49,7 @@ _SLACK = 1e-3  # share of the declared range, to allow for rounding and overshoo
 
 
 def folder_images(folder: Path) -> list[Path]:
-    """The images of a folder, sorted by name.
-
-    Raises:
-        UsageError: it has no images, too many files, or cannot be read.
-    """
+    """The images of a folder, sorted by name."""
     names = [name for name in reading.list_folder(folder) if is_image_name(name)]
     if not names:
         raise UsageError(
@@ -95,9 +91,6 @@ class ImageReader:
         Args:
             source: `Images`: one image (a path, the bytes of a file, an open binary file, a Pillow image, an
                 array), a folder, an array of several images, or an iterable of any of these.
-
-        Raises:
-            UsageError: an image cannot be read, does not fit, or can be read in more than one way.
         """
         count = 0
         for item in _items(source):
@@ -110,11 +103,7 @@ class ImageReader:
         return self._as_prepared(source, "the array") if isinstance(source, np.ndarray) else None
 
     def one(self, source: object) -> NDArray[np.float32]:
-        """A single image as the model's input ``[C, H, W]``, in its layout.
-
-        Raises:
-            UsageError: as `images`, or there are several or none.
-        """
+        """A single image as the model's input ``[C, H, W]``, in its layout."""
         return only(self.images(source))
 
     def _read(self, item: object, name: str, number: int) -> Iterator[Floats]:
@@ -194,22 +183,14 @@ class ImageInput:
 
     @property
     def metadata(self) -> ModelMetadata:
-        """What the file states.
-
-        Raises:
-            ArtefactError: nothing.
-        """
+        """What the file states."""
         if self._metadata is None:
             raise self.undescribed("neither its classes nor its preprocessing")
         return self._metadata
 
     @property
     def preprocessing(self) -> Preprocessing:
-        """How an image becomes the input.
-
-        Raises:
-            ArtefactError: the file does not state it.
-        """
+        """How an image becomes the input. Raises ArtefactError if the file does not state it."""
         declared = self.metadata.preprocessing
         if declared is None:
             raise self.undescribed("no preprocessing, so images cannot be prepared for it")
@@ -234,12 +215,7 @@ class ImageInput:
     def reader(
         self, invert: bool = False, layout: str | None = None, prepared: bool | None = None
     ) -> ImageReader:
-        """Reads images by the preprocessing of the file.
-
-        Raises:
-            UsageError: the arguments do not fit each other.
-            ArtefactError: the file does not state its preprocessing.
-        """
+        """Reads images by the preprocessing of the file."""
         return ImageReader(self.preprocessing, invert, layout, prepared)
 
     def batches(
@@ -255,26 +231,22 @@ class ImageInput:
         Args:
             images, invert, layout, prepared: as for `Session.predict`. Without preprocessing in the file,
                 floats ``[N, C, H, W]`` are used unchanged.
-
-        Raises:
-            UsageError, ShapeError: an argument is wrong, at once; an image is, where it is reached.
-            ArtefactError: the file does not state its preprocessing.
         """
-        given = on_host(images)
+        source = on_host(images)
         declared = self.metadata.preprocessing is not None or invert or prepared is False
-        found: NDArray[Any] | Iterator[NDArray[Any]]
-        if not declared and _ready(given):
-            found = given
+        arrays: NDArray[Any] | Iterator[NDArray[Any]]
+        if not declared and _ready(source):
+            arrays = source
         else:
             reader = self.reader(invert, layout, prepared)
-            whole = reader.batch(given)
-            found = reader.images(given) if whole is None else whole
+            whole = reader.batch(source)
+            arrays = reader.images(source) if whole is None else whole
         port = self._inputs[0]
         if not port.dtype.startswith("float"):  # what is prepared is cast when it runs
             port = replace(port, dtype="float32")
         return (
             checked_input(port, batch, LARGEST, any_batch=True)
-            for batch in stack_images(found, size)
+            for batch in stack_images(arrays, size)
         )
 
 
@@ -284,30 +256,19 @@ def _ready(source: object) -> TypeGuard[NDArray[Any]]:
 
 
 def only(images: Iterator[Floats]) -> NDArray[np.float32]:
-    """The only one of some prepared images.
-
-    Raises:
-        UsageError: there are several, or none.
-    """
-    found = list(islice(images, 2))
-    if len(found) != 1:
+    """The only one of some prepared images. Raises UsageError if there are several, or none."""
+    prepared = list(islice(images, 2))
+    if len(prepared) != 1:
         raise UsageError(
-            f"prepare takes one image, not {'several' if found else 'none'}.",
+            f"prepare takes one image, not {'several' if prepared else 'none'}.",
             "",
             "Prepare them one by one, or pass them all to predict.",
         )
-    return found[0].astype(np.float32, copy=False)
+    return prepared[0].astype(np.float32, copy=False)
 
 
 def read_for_members(readers: Sequence[ImageReader], source: object) -> Iterator[Floats]:
-    """Every image as the input of several models of one shape, ``[M, C, H, W]``; each item is taken once.
-
-    Args:
-        source: as for `ImageReader.images`.
-
-    Raises:
-        UsageError: as `ImageReader.images`.
-    """
+    """Every image as the input of several models of one shape, ``[M, C, H, W]``; each item is taken once."""
     count = 0
     for item in _items(source):
         name = f"image {count}"
@@ -374,11 +335,7 @@ def _check_declared(values: Floats, p: Preprocessing, name: str) -> None:
 
 
 def on_host(source: object, name: str = "the array") -> object:
-    """An array of any library as a numpy array; anything else unchanged.
-
-    Raises:
-        UsageError: the array cannot be copied to the host.
-    """
+    """An array of any library as a numpy array; anything else unchanged."""
     if _is_file(source):
         return source
     array = as_array(source, name)

@@ -84,10 +84,7 @@ def resize(
     target_width: int,
     rows: Callable[[int, int], NDArray[np.float32]],
 ) -> NDArray[np.float32]:
-    """Resize an image ``[height, width, C]``, given by its rows, to ``[target_height, target_width, C]``.
-
-    Rows first, then columns.
-    """
+    """Resize an image ``[h, w, C]``, passed by rows, to ``[target_h, target_w, C]``: rows first."""
     if (height, width) == (target_height, target_width):
         return rows(0, height)
     tall = resize_rows(height, target_height, rows)
@@ -116,15 +113,10 @@ def prepare(
         image: an image file, by its path, as bytes or open; a Pillow image; or an array of pixels
             ``[H, W]`` or ``[H, W, C]``: uint8, uint16, bool, or floats in 0..1. C is 1, 2 (grey and alpha),
             3, 4 (RGB and alpha), or the number of channels that the model takes.
-        preprocessing: from the model's metadata.
         invert: for dark ink on a light background.
-        name: the name in errors of an image that has no file name.
 
     Returns:
         ``[C, H, W]`` float32, or ``[H, W, C]`` if the preprocessing has that layout.
-
-    Raises:
-        UsageError: the image cannot be read or does not fit the model.
     """
     wanted = preprocessing.channels
     if isinstance(image, np.ndarray):
@@ -146,11 +138,7 @@ def prepare(
 
 
 def prepare_all(images: NDArray[Any], preprocessing: Preprocessing) -> list[NDArray[np.float32]]:
-    """`prepare` of each of several images ``[N, H, W]`` or ``[N, H, W, C]``; bytes are checked together.
-
-    Raises:
-        UsageError: they do not fit the model.
-    """
+    """`prepare` of each of several images ``[N, H, W]`` or ``[N, H, W, C]``; bytes are checked together."""
     if images.dtype != np.uint8 or not len(images):
         return [prepare(image, preprocessing) for image in images]
     first = _pixels_of_array(images[0], preprocessing.channels, "the image")
@@ -283,8 +271,7 @@ def _either(numbers: tuple[int, ...]) -> str:
 
 
 def _to_channels(pixels: NDArray[Any], wanted: int, invert: bool) -> NDArray[np.float32]:
-    """Pixels ``[h, w, C]`` as float32 0..255 in the model's channels: inverted, composited on
-    black, grey or RGB."""
+    """Pixels ``[h, w, C]`` as float32 0..255 in the model's channels: inverted, composited on black."""
     values = pixels.astype(np.float32)
     if pixels.dtype == np.uint16:
         values = values / np.float32(257)
@@ -348,12 +335,7 @@ def pixel_batch(
 
     Args:
         array: one image ``[H, W]``, ``[H, W, C]`` or ``[C, H, W]``, or several with ``N`` in front.
-        preprocessing: preprocessing of the model.
         layout: one of the names above, with or without the ``N``; None infers it from the shape.
-        name: the name in errors.
-
-    Raises:
-        ShapeError: the shape fits no layout, several layouts, or not the one that is given.
     """
     readers = (
         _possible_layouts(array.shape, preprocessing)
@@ -387,12 +369,12 @@ def _possible_layouts(shape: Sequence[int], preprocessing: Preprocessing) -> lis
     if {first, height, width} == {1}:  # one pixel
         return ["HWC"]
     counts = channel_counts(preprocessing.channels)
-    found = ["HWC"] if width in counts else []
+    layouts = ["HWC"] if width in counts else []
     if first in counts and first != 2:
-        found.append("CHW")
+        layouts.append("CHW")
     square = height == width or (height, width) == (preprocessing.height, preprocessing.width)
-    several = len(shape) == 3 and preprocessing.channels == 1 and square and "HWC" not in found
-    return [*found, "HW"] if several and first != 1 else found
+    several = len(shape) == 3 and preprocessing.channels == 1 and square and "HWC" not in layouts
+    return [*layouts, "HW"] if several and first != 1 else layouts
 
 
 def _channels_last(array: NDArray[np.generic], layout: str) -> NDArray[np.generic]:

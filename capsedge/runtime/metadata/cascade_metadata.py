@@ -98,8 +98,8 @@ class Cascade:
     @property
     def criterion(self) -> str:
         """Escalated are images with ..."""
-        found = f"margin below {self.margin:.6g}"
-        return found if self.score is None else f"{found}, or best score below {self.score:.6g}"
+        margin = f"margin below {self.margin:.6g}"
+        return margin if self.score is None else f"{margin}, or best score below {self.score:.6g}"
 
     def facts(self) -> list[tuple[str, str]]:
         """Lines of text for the user."""

@@ -53,14 +53,16 @@ class BuildMachine:
 
     def differs_in_speed(self, here: BuildMachine) -> str:
         """The differences, in words, that affect only the speed of an engine; it runs here nevertheless."""
-        found = []
+        differences = []
         if 0 not in (self.multiprocessors, here.multiprocessors) and (
             self.multiprocessors != here.multiprocessors
         ):
-            found.append(f"{self.multiprocessors} multiprocessors, here {here.multiprocessors}")
+            differences.append(
+                f"{self.multiprocessors} multiprocessors, here {here.multiprocessors}"
+            )
         if self.power_mode != here.power_mode and "" not in (self.power_mode, here.power_mode):
-            found.append(f"power mode {self.power_mode}, here {here.power_mode}")
-        return "; ".join(found)
+            differences.append(f"power mode {self.power_mode}, here {here.power_mode}")
+        return "; ".join(differences)
 
 
 @dataclass(frozen=True)
@@ -191,14 +193,9 @@ def write(engine: Path, metadata: EngineMetadata) -> None:
 
 
 def read(engine: Path) -> EngineMetadata:
-    """The metadata file of an engine, after its checksum has been compared with the engine's bytes.
-
-    Raises:
-        UsageError: there is no such engine.
-        ArtefactError: there is no metadata file, it is damaged, or it belongs to other bytes.
-    """
+    """The metadata file of an engine, after its checksum has been compared with the engine's bytes."""
     with open_regular_file(engine, "Name an engine.") as file:
-        found = file_size(file)
+        size = file_size(file)
     path = metadata_path(engine)
     if path_kind(path) is None:
         raise ArtefactError(
@@ -218,7 +215,7 @@ def read(engine: Path) -> EngineMetadata:
             f"{error}.",
             "Build the engine again: `capsedge build MODEL.onnx`.",
         ) from error
-    if engine_info.engine_bytes != found or engine_info.engine_sha256 != sha256(engine):
+    if engine_info.engine_bytes != size or engine_info.engine_sha256 != sha256(engine):
         raise ArtefactError(
             f"{engine} is not the engine that its metadata file describes.",
             "Its size or its checksum differs: it was replaced, cut off or damaged.",
@@ -232,9 +229,6 @@ def check(engine: Path, metadata: EngineMetadata, here: BuildMachine, plugin: Pa
 
     Args:
         plugin: the installed plugin library; None if there is none.
-
-    Raises:
-        ArtefactError: the engine was built for something else.
     """
     built = metadata.machine
     what = [

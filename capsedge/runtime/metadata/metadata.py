@@ -358,11 +358,7 @@ def how_to_add_decoder(metadata: ModelMetadata | None) -> str:
 
 
 def how_to_export_again(metadata: ModelMetadata | None, options: str = "") -> str:
-    """The sentence that says how to export a file again.
-
-    Args:
-        options: what the file lacks, such as ``--with trace``.
-    """
+    """The sentence that says how to export a file again with ``options``, which it lacks."""
     own = provenance_of(metadata) is not Provenance.CHECKPOINT
     shape = (
         (1, 28, 28)

@@ -104,11 +104,7 @@ class Origin:
 
 
 def origin_of(path: Path | str) -> Origin | None:
-    """The origin of a checkpoint; None if it was not imported, or is not a safetensors file.
-
-    Raises:
-        UsageError, ArtefactError: it cannot be read.
-    """
+    """The origin of a checkpoint; None if it was not imported, or is not a safetensors file."""
     return field_of(Origin, path, ORIGIN_KEY, "where its weights come from", "Import it again.")
 
 
@@ -171,12 +167,7 @@ class Pruned:
 
 
 def pruned_of(path: Path | str) -> Pruned | None:
-    """The checkpoint from which a checkpoint was pruned; None if it was not pruned, or is not a safetensors
-    file.
-
-    Raises:
-        UsageError, ArtefactError: it cannot be read.
-    """
+    """The checkpoint that this one was pruned from; None if it was not, or is not safetensors."""
     return field_of(Pruned, path, PRUNING_KEY, "what it was pruned from", "Prune it again.")
 
 
@@ -254,13 +245,13 @@ class TrainingSplit:
 
     def applying(self, checksums: Sequence[bytes], labels: Sequence[int]) -> TrainingSplit | None:
         """The rule, if these are images of the data set that was divided, with the same labels."""
-        found = [
+        splits = [
             self.part(checksum, label)
             for checksum, label in zip(checksums, labels, strict=True)
             if sample_of(checksum) in self._sampled
         ]
         # Other labels have other thresholds: images of the sample, which are next to them, show it.
-        return self if found and set(found) == {"train"} else None
+        return self if splits and set(splits) == {"train"} else None
 
     def part(self, checksum: bytes, label: int) -> str:
         """The split of an image: ``train``, ``test`` or ``validation``."""
@@ -290,8 +281,8 @@ class JointSplit:
     def applying(self, checksums: Sequence[bytes], labels: Sequence[int]) -> AnySplit | None:
         """The rules of the networks whose data set this is; None if one has other labels."""
         known = [rule for rule in self.rules if rule.known(checksums)]
-        found = [rule.applying(checksums, labels) for rule in known]
-        return None if None in found else joint(found)
+        rules = [rule.applying(checksums, labels) for rule in known]
+        return None if None in rules else joint(rules)
 
     def part(self, checksum: bytes, label: int) -> str:
         """The split of an image; a test image is one of all networks."""
@@ -306,8 +297,8 @@ AnySplit: TypeAlias = "TrainingSplit | JointSplit"
 
 def joint(rules: Iterable[TrainingSplit | None]) -> AnySplit | None:
     """The rule for images that none of several networks was trained on; None if none states a rule."""
-    found = tuple(dict.fromkeys(rule for rule in rules if rule is not None))
-    return found[0] if len(found) == 1 else JointSplit(found) if found else None
+    distinct = tuple(dict.fromkeys(rule for rule in rules if rule is not None))
+    return distinct[0] if len(distinct) == 1 else JointSplit(distinct) if distinct else None
 
 
 def key_of(checksum: bytes, seed: int) -> int:
@@ -326,11 +317,7 @@ def thresholds(values: Sequence[int]) -> str:
 
 
 def training_split_of(path: Path | str) -> TrainingSplit | None:
-    """The rule of a checkpoint; None if it states none, or is not a safetensors file.
-
-    Raises:
-        UsageError, ArtefactError: it cannot be read.
-    """
+    """The rule of a checkpoint; None if it states none, or is not a safetensors file."""
     return field_of(
         TrainingSplit,
         path,

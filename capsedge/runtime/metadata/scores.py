@@ -90,11 +90,7 @@ class _ScoresCandidate:
 
 
 def shape_fault(name: str, sizes: Sequence[int | str | None], classes: int = 0) -> str:
-    """The fault in the shape of scores, without the batch; empty if they are ``[N, classes]``.
-
-    Args:
-        classes: how many there are; 0 where that is not known.
-    """
+    """The fault in scores' shape, empty if ``[N, classes]``; ``classes`` is 0 where not known."""
     if len(sizes) != 1:
         capsules = f"; that of capsules gives their lengths: {ONE_LINE}" if len(sizes) == 2 else ""
         return f"'{name}' has {list(sizes)} for an image, not a score for each class{capsules}"
@@ -128,21 +124,17 @@ def choose_scores(
             of classes is open, so is one of as many values.
         others: further inputs, of which an output may be a copy: a label.
         adds: whether the caller can add lengths to the network, as export does.
-
-    Raises:
-        UsageError: there is none, or the choice is ambiguous; the error names the option or line of code that
-            decides.
     """
 
     def fits(count: int) -> bool:
         return count >= classes if at_least else classes in (0, count)
 
     rows = max(map(len, outputs.values()), default=0)
-    found = _candidates(outputs, fits, tuple(images), rows)
+    candidates = _candidates(outputs, fits, tuple(images), rows)
     if at_least or not classes:
-        found = [c for c in found if not _picture(c, images)]
-    masks = _masks(found, dict(others or {}))
-    left = [c for c in found if c.name not in masks]
+        candidates = [c for c in candidates if not _picture(c, images)]
+    masks = _masks(candidates, dict(others or {}))
+    left = [c for c in candidates if c.name not in masks]
     if not left:
         raise _no_scores(outputs, classes, fits)
     passed_over = "".join(f"; {name} is {why}" for name, why in masks.items())
@@ -191,14 +183,10 @@ def _alone(one: _ScoresCandidate, capsules: Sequence[_ScoresCandidate]) -> tuple
 
 
 def has_candidates(outputs: Arrays, least: int, images: Sequence[int]) -> bool:
-    """Whether an output has the shape of at least this many scores or capsules; pictures do not count.
-
-    Args:
-        images: as of `choose`.
-    """
+    """Whether an output has the shape of at least this many scores or capsules; pictures do not count."""
     rows = max(map(len, outputs.values()), default=0)
-    found = _candidates(outputs, lambda count: count >= least, tuple(images), rows)
-    return not all(_picture(c, images) for c in found)
+    candidates = _candidates(outputs, lambda count: count >= least, tuple(images), rows)
+    return not all(_picture(c, images) for c in candidates)
 
 
 def _picture(c: _ScoresCandidate, images: Sequence[int]) -> bool:
@@ -210,8 +198,8 @@ def mask_of(name: str, outputs: Arrays) -> str:
     """Why a named output of scores is a mask; empty if it is none."""
     value = outputs.get(name, np.zeros(0))
     width = value.shape[1] if value.ndim > 1 else 0
-    found = _candidates(outputs, lambda count: count == width, (), len(value))
-    return _masks(found, {}).get(name, "")
+    candidates = _candidates(outputs, lambda count: count == width, (), len(value))
+    return _masks(candidates, {}).get(name, "")
 
 
 def score_warnings_of(
@@ -268,7 +256,7 @@ def _candidates(
 
     Axes of 1 do not count: ``[N, J, P, 1]`` and ``[N, 1, J, P]`` are capsules, too.
     """
-    found = []
+    candidates = []
     one_class = fits(1) and not fits(2)
     for name, value in outputs.items():
         if value.dtype.kind != "f" or value.ndim < 2 or len(value) != rows:
@@ -283,12 +271,12 @@ def _candidates(
             continue
         values = value.reshape(rows, *axes)
         if len(axes) == 1:
-            found.append(
+            candidates.append(
                 _ScoresCandidate(name, values, sizes, FLAT if len(sizes) > 1 else AS_IT_IS)
             )
         else:
-            found.append(_ScoresCandidate(name, capsule_lengths(values), sizes, CAPSULES))
-    return found
+            candidates.append(_ScoresCandidate(name, capsule_lengths(values), sizes, CAPSULES))
+    return candidates
 
 
 def capsule_lengths(capsules: Array) -> Array:
@@ -296,26 +284,26 @@ def capsule_lengths(capsules: Array) -> Array:
     return np.asarray(np.sqrt(np.square(capsules.astype(np.float64)).sum(-1)))
 
 
-def _masks(found: Sequence[_ScoresCandidate], others: dict[str, Array]) -> dict[str, str]:
+def _masks(candidates: Sequence[_ScoresCandidate], others: dict[str, Array]) -> dict[str, str]:
     """Outputs that only mark the class with the largest value in another output, with the reason, by name."""
     masks: dict[str, str] = {}
-    marks = {c.name: _marked(c.scores, c.capsules) for c in found}
-    for c in found:
+    marks = {c.name: _marked(c.scores, c.capsules) for c in candidates}
+    for c in candidates:
         marked = marks[c.name]
         if marked is None:
             continue
         sources = [
-            (o.in_words, o.scores) for o in found if o.name != c.name and marks[o.name] is None
+            (o.in_words, o.scores) for o in candidates if o.name != c.name and marks[o.name] is None
         ]
         sources += [
             (f"the input {name}", value)
             for name, value in others.items()
             if value.ndim == 2 and value.shape == c.scores.shape
         ]
-        for told, scores in sources:
+        for description, scores in sources:
             if scores.shape[1] == c.scores.shape[1] and _at_largest(marked, scores):
                 what = "all capsules but one zeroed" if c.capsules else "one class marked per image"
-                masks[c.name] = f"a mask ({what}: the largest of {told})"
+                masks[c.name] = f"a mask ({what}: the largest of {description})"
                 break
     return masks
 
@@ -371,9 +359,9 @@ def _close(a: Array, b: Array) -> bool:
     return bool(rows.any()) and np.allclose(a[rows], b[rows], rtol=1e-3, atol=1e-4)
 
 
-def _all_related(found: Sequence[_ScoresCandidate]) -> bool:
+def _all_related(candidates: Sequence[_ScoresCandidate]) -> bool:
     """Whether each is a known increasing function of the first, or the first of it."""
-    first, *rest = found
+    first, *rest = candidates
     return all(_function(first.scores, c.scores) or _function(c.scores, first.scores) for c in rest)
 
 

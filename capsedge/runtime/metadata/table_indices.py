@@ -50,12 +50,12 @@ class InputBounds:
             raise ValueError(f"a longest length of {min(self.longest)}")
 
 
-def inputs_property(stated: Mapping[str, InputBounds]) -> dict[str, str]:
+def inputs_property(bounds_by_name: Mapping[str, InputBounds]) -> dict[str, str]:
     """The property of a file that states this about its inputs; none if it states nothing."""
-    if not stated:
+    if not bounds_by_name:
         return {}
     documents = {}
-    for name, bounds in stated.items():
+    for name, bounds in bounds_by_name.items():
         entries = {} if bounds.entries is None else {"entries": bounds.entries}
         longest = {"longest": list(bounds.longest)} if any(bounds.longest) else {}
         independent = {"independent": True} if bounds.independent else {}
@@ -64,11 +64,7 @@ def inputs_property(stated: Mapping[str, InputBounds]) -> dict[str, str]:
 
 
 def read_inputs_property(properties: Mapping[str, str]) -> dict[str, InputBounds]:
-    """What a file states about its inputs, by name.
-
-    Raises:
-        ArtefactError: the property is damaged.
-    """
+    """What a file states about its inputs, by name. Raises ArtefactError if the property is damaged."""
     text = properties.get(INPUTS_KEY)
     if text is None:
         return {}
@@ -78,23 +74,21 @@ def read_inputs_property(properties: Mapping[str, str]) -> dict[str, InputBounds
         raise _unreadable(str(error)) from error
 
 
-def bounded_ports(ports: Sequence[Port], stated: Mapping[str, InputBounds]) -> tuple[Port, ...]:
-    """The inputs of a file with what it states about them.
-
-    Raises:
-        ArtefactError: it states lengths of more or fewer axes than an input has.
-    """
-    found = []
+def bounded_ports(
+    ports: Sequence[Port], bounds_by_name: Mapping[str, InputBounds]
+) -> tuple[Port, ...]:
+    """The inputs of a file with what it states about them."""
+    bounded = []
     for port in ports:
-        bounds = stated.get(port.name)
+        bounds = bounds_by_name.get(port.name)
         if bounds is None:
-            found.append(port)
+            bounded.append(port)
             continue
         if bounds.longest and len(bounds.longest) != len(port.shape):
             axes = f"{len(bounds.longest)} axes of '{port.name[:80]}', which has {len(port.shape)}"
             raise _unreadable(f"lengths of {axes}")
-        found.append(replace(port, **vars(bounds)))
-    return tuple(found)
+        bounded.append(replace(port, **vars(bounds)))
+    return tuple(bounded)
 
 
 def _unreadable(why: str) -> ArtefactError:
@@ -106,14 +100,7 @@ def _unreadable(why: str) -> ArtefactError:
 
 
 def check_lengths(name: str, shape: Sequence[int], longest: Sequence[int]) -> None:
-    """Refuse an input with an axis that is too long for the network.
-
-    Args:
-        longest: of each axis; 0 for any.
-
-    Raises:
-        ShapeError: there is one.
-    """
+    """Refuse an input with an axis longer than ``longest`` (0 for any length)."""
     for axis, (size, most) in enumerate(zip(shape, longest, strict=True)):
         if most and size > most:
             raise ShapeError(
@@ -124,11 +111,7 @@ def check_lengths(name: str, shape: Sequence[int], longest: Sequence[int]) -> No
 
 
 def check_indices(name: str, array: NDArray[Any], entries: int) -> None:
-    """Refuse indices beyond a table with this many entries.
-
-    Raises:
-        UsageError: there are some.
-    """
+    """Refuse indices beyond a table with this many entries."""
     if not array.size:
         return
     # As unsigned numbers, negative ones are large, so one pass checks both ends.
@@ -145,19 +128,19 @@ def explained(message: str, feeds: Mapping[str, NDArray[Any]]) -> UsageError | N
     Args:
         feeds: the inputs; the first of whole numbers with that value is named.
     """
-    told = _BEYOND.search(message)
-    if told is None:
+    match = _BEYOND.search(message)
+    if match is None:
         return None
-    value, entries = int(told[1]), int(told[2]) + 1
+    value, entries = int(match[1]), int(match[2]) + 1
     for name, array in feeds.items():
         if array.dtype.kind in "iu" and (array == value).any():
             return _beyond(name, f"{value}", 1, entries)  # elsewhere in the input, it may be right
     return None
 
 
-def _beyond(name: str, found: str, count: int, entries: int) -> UsageError:
+def _beyond(name: str, index: str, count: int, entries: int) -> UsageError:
     return UsageError(
         f"Input '{name}' has an index that its table does not have.",
-        f"Found: {found}{f' and {count - 1} more' if count > 1 else ''}; expected: 0 to {entries - 1}.",
+        f"Found: {index}{f' and {count - 1} more' if count > 1 else ''}; expected: 0 to {entries - 1}.",
         "Give unknown items an index that the network was trained with, such as that of its padding.",
     )

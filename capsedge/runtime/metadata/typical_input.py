@@ -186,18 +186,17 @@ def spans_of(images: Iterable[Floats], layout: str = "NCHW", data_sha256: str = 
     Blank images among them are left out. Every bound is moved outwards by 5 % of its span, the lower bound of
     the contrast by 5 % of its value; or to where `_end` expects only very few new images to be beyond, if
     that is further.
-
-    Raises:
-        ValueError: there are fewer than 100 images, or they have fewer than 3 pixels a side.
     """
     rows: list[list[float]] = []
     for image in images:
         height, width = image.shape[1:] if layout == "NCHW" else image.shape[:2]
         if min(height, width) < LEAST_SIDE:
             raise ValueError(f"the input has fewer than {LEAST_SIDE} pixels a side")
-        found = measure(image, layout)
-        if found.contrast > _BLANK_REASON * max(float(np.abs(image).max()), abs(found.level)):
-            rows.append([getattr(found, name) for name in REASONS])
+        measurements = measure(image, layout)
+        if measurements.contrast > _BLANK_REASON * max(
+            float(np.abs(image).max()), abs(measurements.level)
+        ):
+            rows.append([getattr(measurements, name) for name in REASONS])
     if len(rows) < LEAST_IMAGES:
         raise ValueError(f"{len(rows)} images are not blank; {LEAST_IMAGES} are needed")
     spans = {
@@ -242,11 +241,7 @@ def _rounded(value: float) -> float:
 
 
 def typical_input_of(path: Path | str) -> TypicalInput | None:
-    """The typical input of a checkpoint; None if it states none, or is not a safetensors file.
-
-    Raises:
-        UsageError, ArtefactError: it cannot be read.
-    """
+    """The typical input of a checkpoint; None if it states none, or is not a safetensors file."""
     return field_of(
         TypicalInput,
         path,

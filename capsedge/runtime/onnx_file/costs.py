@@ -74,10 +74,10 @@ def cost(node: Node, values: Mapping[str, Tensor]) -> Cost:
 
 def _operations(node: Node, values: Mapping[str, Tensor]) -> float:
     def shape(name: str) -> OperatorShape:
-        found = values[name].shape
-        if found is None:
+        sizes = values[name].shape
+        if sizes is None:
             raise KeyError(name)
-        return found
+        return sizes
 
     kind = node.operator
     if kind in VIEWS or kind in _MOVES:
@@ -130,25 +130,25 @@ class Sizes:
             for value in graph.inputs
             if value.name not in stored and value.shape and isinstance(value.shape[0], str)
         }
-        self._found: dict[str, tuple[int, ...]] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
         for _ in range(_ROUNDS):
             for node in graph.nodes:
                 self._visit(node)
 
     def tensors(self) -> dict[str, Tensor]:
         """Type and shape of every value of known size."""
-        found = {}
-        for name in {*self._declared, *self._found}:
+        tensors = {}
+        for name in {*self._declared, *self._shapes}:
             shape = self.shape(name)
             if shape is not None:
                 declared = self._declared.get(name)
-                found[name] = Tensor(declared.type if declared else "float32", shape)
-        return found
+                tensors[name] = Tensor(declared.type if declared else "float32", shape)
+        return tensors
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """Sizes of a value; None while a name in it is unsolved."""
-        if name in self._found:
-            return self._found[name]
+        if name in self._shapes:
+            return self._shapes[name]
         declared = self._declared.get(name)
         if declared is None or declared.shape is None:
             return None
@@ -205,9 +205,9 @@ class Sizes:
             if dimension not in unsolved or not isinstance(dimension, str):
                 continue
             back = len(target) - axis
-            found = [i[-back] for i in known if len(i) >= back]
-            if found:
-                self._numbers.setdefault(dimension, max(found))
+            known_sizes = [i[-back] for i in known if len(i) >= back]
+            if known_sizes:
+                self._numbers.setdefault(dimension, max(known_sizes))
 
     def _derive(self, node: Node, output: str, inputs: list[tuple[int, ...] | None]) -> None:
         """A shape that the file does not state."""
@@ -232,7 +232,7 @@ class Sizes:
         """A shape found, if its elements can be counted."""
         elements = math.prod(max(1, d) for d in shape)
         if len(shape) <= limits.DIMENSIONS and elements <= limits.VALUE_ELEMENTS:
-            self._found[output] = shape
+            self._shapes[output] = shape
 
 
 _ELEMENTWISE = frozenset(
@@ -281,9 +281,6 @@ def votes_of(
         children: shape of its first input, with any batch.
         weight: shape of its weight; not looked at where the votes are given.
         attributes: attributes of the node; missing ones have their defaults.
-
-    Raises:
-        ValueError: the operator cannot have these shapes or attributes, or a size is unknown.
     """
     if operator.layout is DENSE:
         _, parents, pose, depth = _sizes(weight)

@@ -186,15 +186,7 @@ class ForecastReport(Report):
 
 
 def forecast(path: Path | str, batch: int = 1, device: str | None = None) -> Forecast:
-    """Forecast memory and traffic of an ONNX file.
-
-    ``capsedge`` nodes count as fused: their votes are never in memory.
-
-    Raises:
-        UsageError: no such file, an unknown device, a batch below 1, or a cascade.
-        ArtefactError: the file is damaged.
-        UnknownSizes: the file does not state the shapes, or leaves more than the batch free.
-    """
+    """Forecast memory and traffic of an ONNX file; ``capsedge`` nodes count as fused, without votes."""
     if batch < 1:
         raise UsageError(
             f"Invalid batch {batch}.", "A batch has at least one image.", "For example: --batch 8."
@@ -307,11 +299,7 @@ class Planner:
         self._order: list[tuple[int, int]] = []  # the same, sorted
 
     def take(self, buffer: int, count: int) -> None:
-        """Place a buffer of this many bytes.
-
-        Raises:
-            UnsupportedModelError: too many are alive at once.
-        """
+        """Place a buffer of this many bytes."""
         if len(self._placed) >= limits.LIVE_VALUES:
             raise UnsupportedModelError(
                 f"Over {limits.LIVE_VALUES:,} values of the graph are live at the same time.",
@@ -343,13 +331,13 @@ def live_bytes(
     buffer: dict[str, int] = {}  # value -> its buffer
     users: Counter[int] = Counter()  # buffer -> readings of its values still to come
     size: list[int] = []
-    made = {o for node in nodes for o in node.outputs} - stored
-    planner, alive, found = Planner(), 0, []
+    produced = {o for node in nodes for o in node.outputs} - stored
+    planner, alive, totals = Planner(), 0, []
     for node in nodes:
         for output in filter(None, node.outputs):
             held = None
             if output not in outputs:
-                held = _reusable(node, output, values, buffer, users, made)
+                held = _reusable(node, output, values, buffer, users, produced)
             if held is None:
                 held = len(size)
                 size.append(values[output].bytes)
@@ -358,7 +346,7 @@ def live_bytes(
                     planner.take(held, size[held])
             buffer[output] = held
             users[held] += readers[output] + (output in outputs)
-        found.append(alive)
+        totals.append(alive)
         for name in (*node.inputs, *(o for o in node.outputs if not readers[o])):
             if name not in buffer:
                 continue
@@ -368,7 +356,7 @@ def live_bytes(
                 alive -= size[held]
                 size[held] = 0
                 planner.free(held)
-    return found, planner.size
+    return totals, planner.size
 
 
 def _reusable(
@@ -377,7 +365,7 @@ def _reusable(
     values: dict[str, Tensor],
     buffer: dict[str, int],
     users: Counter[int],
-    made: set[str],
+    produced: set[str],
 ) -> int | None:
     """The buffer of an input that the output takes over, or shares as another view of it."""
     if node.op in VIEWS and node.inputs and node.inputs[0] in buffer:
@@ -385,7 +373,7 @@ def _reusable(
     if node.op not in _IN_PLACE:
         return None
     for name in node.inputs:
-        last = name in made and name in buffer and users[buffer[name]] == 1
+        last = name in produced and name in buffer and users[buffer[name]] == 1
         if last and values[name].bytes == values[output].bytes:
             return buffer[name]
     return None

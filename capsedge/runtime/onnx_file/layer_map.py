@@ -125,7 +125,7 @@ def locate(model: Structure, running: GraphStructure) -> list[Location]:
     written = _layers_of_values(model.graph)
     instances = [_instance(node) for node in running.nodes]
     names = _names(model.graph, instances, running)
-    found: list[Location] = []
+    locations: list[Location] = []
     layer_of: dict[str, str] = {}
     passes: dict[str, int] = defaultdict(int)
     started: dict[_Instance, int] = {}
@@ -154,12 +154,12 @@ def locate(model: Structure, running: GraphStructure) -> list[Location]:
             location = Location(layer, "" if apart else _group_outside(layer, routed))
             if apart:
                 beyond.update(node.outputs)
-        found.append(location)
+        locations.append(location)
         for output in node.outputs:
             layer_of[output] = location.layer
             if routed:
                 after_routing.add(output)
-    return _between(running, found)
+    return _between(running, locations)
 
 
 def _inside(
@@ -215,16 +215,16 @@ def _record_end(
     ended[value] = mark.iteration if mark is not None and last else before
 
 
-def _between(running: GraphStructure, found: list[Location]) -> list[Location]:
+def _between(running: GraphStructure, locations: list[Location]) -> list[Location]:
     """Assign operators between two routing layers (a reshape) to the first one, not to the classifier."""
     leads_to_routing: set[str] = set()
-    result = list(found)
-    for k in range(len(found) - 1, -1, -1):
+    result = list(locations)
+    for k in range(len(locations) - 1, -1, -1):
         node = running.nodes[k]
         ahead = any(output in leads_to_routing for output in node.outputs)
-        if ahead and found[k].group == CLASSIFIER:
-            result[k] = replace(found[k], group=ROUTING)
-        if ahead or found[k].group in (VOTES, ROUTING):
+        if ahead and locations[k].group == CLASSIFIER:
+            result[k] = replace(locations[k], group=ROUTING)
+        if ahead or locations[k].group in (VOTES, ROUTING):
             leads_to_routing.update(node.inputs)
     return result
 
@@ -246,15 +246,15 @@ def _votes(running: GraphStructure, instances: list[_Instance | None]) -> dict[_
             _iteration_value(o, instance) == (instance.operator, 1, "pose") for o in node.outputs
         ):
             first.setdefault(instance, k)
-    found: dict[_Instance, set[str]] = {}
+    values: dict[_Instance, set[str]] = {}
     for instance, k in first.items():
         if not ROUTING_OPERATORS[instance.operator].couplings:
             continue  # no separate votes: their sum is one linear map
         product = _nearest_product(running, producer, instances, k)
         operand = running.nodes[product].inputs[1] if product is not None else ""
         if operand in producer:
-            found[instance] = _before(running, producer, instances, instance, operand)
-    return found
+            values[instance] = _before(running, producer, instances, instance, operand)
+    return values
 
 
 def _nearest_product(
@@ -284,15 +284,15 @@ def _before(
     instance: _Instance,
     value: str,
 ) -> set[str]:
-    found, front = set(), [value]
+    values, front = set(), [value]
     while front:
         name = front.pop()
         k = producer.get(name)
-        if name in found or k is None or instances[k] != instance:
+        if name in values or k is None or instances[k] != instance:
             continue
-        found.add(name)
+        values.add(name)
         front += running.nodes[k].inputs
-    return found
+    return values
 
 
 def _instance(node: Node) -> _Instance | None:
@@ -322,8 +322,7 @@ def _iterates(instance: _Instance) -> bool:
 def _names(
     written: GraphStructure, instances: list[_Instance | None], running: GraphStructure
 ) -> dict[_Instance, str]:
-    """The layer of every procedure: that of the written node's weight, node and procedure matched in
-    order."""
+    """The layer of every procedure: that of the written node's weight, matched in order."""
     layers: dict[str, list[str]] = defaultdict(list)
     by_node: dict[str, str] = {}
     for node in written.nodes:
@@ -452,12 +451,12 @@ def locations_in(words: str) -> list[Location]:
     """The places of all nodes that are named in what TensorRT says of a layer."""
     return [
         Location(
-            found["layer"],
-            found["group"],
-            int(found["iteration"]) if found["iteration"] else None,
-            int(found["last"] or 1),
+            match["layer"],
+            match["group"],
+            int(match["iteration"]) if match["iteration"] else None,
+            int(match["last"] or 1),
         )
-        for found in _NAME.finditer(words)
+        for match in _NAME.finditer(words)
     ]
 
 

@@ -26,9 +26,6 @@ def sorted_nodes(reads: Sequence[Collection[str]], makes: Sequence[Collection[st
     Args:
         reads: the values that each node reads, also in the graphs inside it.
         makes: the values that each node makes.
-
-    Raises:
-        Cyclic: there is no such order.
     """
     maker: dict[str, int] = {}
     for number, names in enumerate(makes):

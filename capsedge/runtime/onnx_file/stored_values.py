@@ -61,11 +61,11 @@ def find_not_finite(data: bytes) -> list[NotFinite]:
         data: an ONNX file that `summarize` has accepted.
     """
     reader = _read(data)
-    found = (
+    problems = (
         not_finite(name, values, infinite=name not in reader.weights)
         for name, values in reader.tensors()
     )
-    return [each for each in found if each is not None]
+    return [each for each in problems if each is not None]
 
 
 def refuse_not_finite(data: bytes, name: str) -> None:
@@ -73,10 +73,6 @@ def refuse_not_finite(data: bytes, name: str) -> None:
 
     Args:
         data: an ONNX file that `summarize` has accepted.
-        name: its name in errors.
-
-    Raises:
-        ArtefactError: it has the tensors' names, how many values, and the first one's position.
     """
     wrong = find_not_finite(data)
     if wrong:
@@ -124,7 +120,7 @@ class _StoredReader(Walker):
     def __init__(self, data: bytes) -> None:
         super().__init__(data)
         self.weights: set[str] = set()
-        self._found: list[tuple[str, FieldValues, tuple[int, int]]] = []
+        self._stored: list[tuple[str, FieldValues, tuple[int, int]]] = []
         self._constant: tuple[FieldValues, tuple[int, int]] | None = None
 
     def take(
@@ -132,32 +128,32 @@ class _StoredReader(Walker):
         parent: Message,
         message: Message,
         number: int,
-        found: FieldValues,
+        fields: FieldValues,
         within: tuple[int, int],
     ) -> None:
         if message.name == "NodeProto":
-            self._node(found, within)
-        elif number_of(found, onnx_wire.TENSOR_TYPE) not in _DTYPES:
+            self._node(fields, within)
+        elif number_of(fields, onnx_wire.TENSOR_TYPE) not in _DTYPES:
             return
         elif parent.name == "AttributeProto":
-            self._constant = found, within  # its node comes next, and names it
+            self._constant = fields, within  # its node comes next, and names it
         elif parent.name == "GraphProto" or number == _SPARSE_VALUES:
-            (name,) = self.text_of(found, onnx_wire.TENSOR_NAME)
-            self._found.append((name, found, within))
+            (name,) = self.text_of(fields, onnx_wire.TENSOR_NAME)
+            self._stored.append((name, fields, within))
 
-    def _node(self, found: FieldValues, within: tuple[int, int]) -> None:
-        kind, domain = self.text_of(found, onnx_wire.NODE_TYPE, onnx_wire.NODE_DOMAIN)
+    def _node(self, fields: FieldValues, within: tuple[int, int]) -> None:
+        kind, domain = self.text_of(fields, onnx_wire.NODE_TYPE, onnx_wire.NODE_DOMAIN)
         if kind == "Constant" and self._constant is not None:
-            self._found.append((self.first_text(*within, onnx_wire.NODE_OUTPUT), *self._constant))
+            self._stored.append((self.first_text(*within, onnx_wire.NODE_OUTPUT), *self._constant))
         self._constant = None
         if kind in _WEIGHTED or domain == DOMAIN:
             self.weights.update(self.texts(*within, onnx_wire.NODE_INPUT)[0][1:])
 
     def tensors(self) -> Iterator[Stored]:
-        for name, found, within in self._found:
+        for name, fields, within in self._stored:
             try:
                 sizes = self._integers(*within, onnx_wire.TENSOR_SIZES).tolist()
-                values = self._values(number_of(found, onnx_wire.TENSOR_TYPE), found, within)
+                values = self._values(number_of(fields, onnx_wire.TENSOR_TYPE), fields, within)
                 if math.prod(sizes) != values.size:
                     continue
                 values = values.reshape(sizes)
@@ -169,9 +165,9 @@ class _StoredReader(Walker):
                 continue
             yield Stored(name, values)
 
-    def _values(self, kind: int, found: FieldValues, within: tuple[int, int]) -> NDArray[Any]:
+    def _values(self, kind: int, fields: FieldValues, within: tuple[int, int]) -> NDArray[Any]:
         dtype = np.dtype(_DTYPES[kind])
-        raw = found.get(onnx_wire.TENSOR_BYTES)
+        raw = fields.get(onnx_wire.TENSOR_BYTES)
         if isinstance(raw, tuple):
             whole = (raw[1] - raw[0]) // dtype.itemsize
             values = np.frombuffer(self.data, dtype, whole, raw[0])
@@ -189,8 +185,8 @@ class _StoredReader(Walker):
         """The integers of a repeated field, one by one or packed."""
         parts = [
             _unpacked(self.data[a:b]) if wire == BYTES else np.array([a], np.uint64)
-            for found, wire, a, b in self.fields(start, end)
-            if found == number
+            for field, wire, a, b in self.fields(start, end)
+            if field == number
         ]
         return np.concatenate(parts) if parts else np.zeros(0, np.uint64)
 
@@ -241,11 +237,7 @@ class NotFinite:
 
 
 def not_finite(name: str, values: NDArray[Any], infinite: bool = False) -> NotFinite | None:
-    """The values of a tensor that are not finite; None if all are.
-
-    Args:
-        infinite: whether its values may be infinite, as those of a mask.
-    """
+    """A tensor's values that are not finite, or with ``infinite`` only NaN; None if there are none."""
     if not np.issubdtype(values.dtype, np.floating):
         return None
     bad = np.isnan(values) if infinite else ~np.isfinite(values)

@@ -65,8 +65,8 @@ class Node:
     def integers(self, name: str) -> list[int]:
         """An attribute; empty if it is missing or not a list of whole numbers."""
         value = self.attributes.get(name)
-        found = value if isinstance(value, list) else []
-        return found if all(isinstance(v, int) for v in found) else []
+        numbers = value if isinstance(value, list) else []
+        return numbers if all(isinstance(v, int) for v in numbers) else []
 
     @property
     def operator(self) -> str:
@@ -120,21 +120,12 @@ class Structure:
 
 
 def read_structure(path: Path | str) -> Structure:
-    """Read the structure of an ONNX file from any tool.
-
-    Raises:
-        UsageError: there is no such file.
-        ArtefactError: the file is empty, truncated or not an ONNX file.
-    """
+    """Read the structure of an ONNX file from any tool."""
     return structure_of(read_bytes(path), str(path))
 
 
 def structure_of(data: bytes, path: str = "the model") -> Structure:
-    """The structure of the content of an ONNX file; `path` is its name in errors.
-
-    Raises:
-        ArtefactError: it is empty, truncated or not an ONNX file.
-    """
+    """The structure of the content of an ONNX file; `path` is its name in errors."""
     summary = summarize(data, path)
     try:
         graph, functions = _StructureReader(data).read()

@@ -84,12 +84,7 @@ class OnnxSummary:
 
 
 def read_bytes(path: Path | str) -> bytes:
-    """Read a complete model file.
-
-    Raises:
-        UsageError: there is no such file, or it cannot be read.
-        ArtefactError: it is empty or too large.
-    """
+    """Read a complete model file."""
     path = Path(path)
     with _opened(path) as file:
         return file.read(limits.FILE_BYTES)
@@ -103,13 +98,13 @@ def check_file(path: Path) -> None:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
-    found = reading.path_kind(path)
-    if found == reading.FOLDER:
+    kind = reading.path_kind(path)
+    if kind == reading.FOLDER:
         identified = formats.identify_path(path)
         if identified is not None and identified.key != "folder":
             raise not_onnx(path, identified, str(path))
         raise UsageError(f"{path} is a folder.", "A model is one file.", "Pass the .onnx file.")
-    if found is None:
+    if kind is None:
         raise UsageError(f"There is no file {path}.", "", "Check the name of the model file.")
     with reading.open_regular_file(path, "Name an .onnx file that may be read.") as file:
         size = reading.file_size(file)
@@ -129,11 +124,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 
 
 def summarize(data: bytes, name: str = "the model") -> OnnxSummary:
-    """Walk an ONNX file; ``name`` is its name in errors.
-
-    Raises:
-        ArtefactError: the bytes are not an ONNX model, or are truncated.
-    """
+    """Walk an ONNX file; ``name`` is its name in errors."""
     try:
         summary = _Summarizer(data).model()
         if not summary.has_graph or not summary.ir_version:
@@ -160,11 +151,7 @@ def not_onnx(name: Path | str, kind: formats.Format, path: str) -> ArtefactError
 
 
 def read_harmless(path: Path | str) -> tuple[bytes, OnnxSummary]:
-    """Read a model file for a runtime, and check that it is harmless.
-
-    Raises:
-        UsageError, ArtefactError, UnsupportedModelError: as `read_bytes`, `summarize` and `check_harmless`.
-    """
+    """Read a model file for a runtime, and check that it is harmless."""
     data = read_bytes(path)
     summary = summarize(data, str(path))
     check_harmless(summary, str(path))
@@ -172,13 +159,7 @@ def read_harmless(path: Path | str) -> tuple[bytes, OnnxSummary]:
 
 
 def check_harmless(summary: OnnxSummary, name: str) -> None:
-    """Refuse a file that would make a runtime open other files, run unknown operators or crash.
-
-    Raises:
-        ArtefactError: weights are in other files, a node holds code compiled for a device, or an input of
-            a capsule operator has no name.
-        UnsupportedModelError: the domain of an operator is neither known nor the file's own.
-    """
+    """Refuse a file that would make a runtime open other files, run unknown operators or crash."""
     if summary.external:
         raise ArtefactError(
             f"{name} keeps weights in other files.",
@@ -242,13 +223,13 @@ class _Summarizer(Walker):
     def model(self) -> OnnxSummary:
         if self.data[4:8] == onnx_wire.ORT_FORMAT.encode():
             raise MalformedProtobuf("it is also a file of ONNX Runtime's own format")
-        found = self.walk(MODEL, 0, len(self.data))
+        fields = self.walk(MODEL, 0, len(self.data))
         summary = self.summary
-        summary.ir_version = number_of(found, onnx_wire.MODEL_IR)
+        summary.ir_version = number_of(fields, onnx_wire.MODEL_IR)
         summary.producer, summary.producer_version = self.text_of(
-            found, onnx_wire.MODEL_PRODUCER, onnx_wire.MODEL_PRODUCER_VERSION
+            fields, onnx_wire.MODEL_PRODUCER, onnx_wire.MODEL_PRODUCER_VERSION
         )
-        summary.has_graph = onnx_wire.MODEL_GRAPH in found
+        summary.has_graph = onnx_wire.MODEL_GRAPH in fields
         opset = summary.opsets.get("", summary.opsets.get("ai.onnx", 1))
         named = opset >= _TRAINING_ATTRIBUTE
         summary.training = [
@@ -263,41 +244,41 @@ class _Summarizer(Walker):
         parent: Message,
         message: Message,
         number: int,
-        found: FieldValues,
+        fields: FieldValues,
         within: tuple[int, int],
     ) -> None:
         if message.name == "NodeProto":
-            self._node(found, within)
+            self._node(fields, within)
         elif message.name == "TensorProto":
-            self._tensor(found)
+            self._tensor(fields)
         elif message.name == "FunctionProto":
-            self._function(found)
+            self._function(fields)
         elif parent is MODEL and number == onnx_wire.MODEL_OPSET:
-            (domain,) = self.text_of(found, onnx_wire.OPSET_DOMAIN)
-            self.summary.opsets[domain] = number_of(found, onnx_wire.OPSET_VERSION)
+            (domain,) = self.text_of(fields, onnx_wire.OPSET_DOMAIN)
+            self.summary.opsets[domain] = number_of(fields, onnx_wire.OPSET_VERSION)
         elif parent is MODEL and number == onnx_wire.MODEL_METADATA:
-            key, value = self.text_of(found, onnx_wire.ENTRY_KEY, onnx_wire.ENTRY_VALUE)
+            key, value = self.text_of(fields, onnx_wire.ENTRY_KEY, onnx_wire.ENTRY_VALUE)
             self.summary.metadata[key] = value
 
-    def _node(self, found: FieldValues, within: tuple[int, int]) -> None:
+    def _node(self, fields: FieldValues, within: tuple[int, int]) -> None:
         self.nodes += 1
         if self.nodes > limits.GRAPH_NODES:
             raise MalformedProtobuf(f"it has more than {limits.GRAPH_NODES:,} nodes")
-        kind, domain = self.text_of(found, onnx_wire.NODE_TYPE, onnx_wire.NODE_DOMAIN)
+        kind, domain = self.text_of(fields, onnx_wire.NODE_TYPE, onnx_wire.NODE_DOMAIN)
         self.summary.operators.add(("" if domain == "ai.onnx" else domain, kind))
         if domain == DOMAIN:
-            (overload,) = self.text_of(found, onnx_wire.NODE_OVERLOAD)
+            (overload,) = self.text_of(fields, onnx_wire.NODE_OVERLOAD)
             self.summary.capsedge_nodes.append((kind, overload))
             if any(a == b for a, b in self.spans(*within, onnx_wire.NODE_INPUT)):
                 self.summary.unnamed_inputs.add(kind)
         if kind == "BatchNormalization" and domain in ("", "ai.onnx"):
-            self.normalizations.append(self._normalization(found, within))
-        output = found.get(onnx_wire.NODE_OUTPUT)
+            self.normalizations.append(self._normalization(fields, within))
+        output = fields.get(onnx_wire.NODE_OUTPUT)
         if isinstance(output, tuple) and _EXPANDED_POSE.fullmatch(self.data, *output):
             self.summary.expanded_routing = True
 
-    def _normalization(self, found: FieldValues, within: tuple[int, int]) -> _Normalization:
-        (name,) = self.text_of(found, onnx_wire.NODE_NAME)
+    def _normalization(self, fields: FieldValues, within: tuple[int, int]) -> _Normalization:
+        (name,) = self.text_of(fields, onnx_wire.NODE_NAME)
         outputs = [o for o in self.texts(*within, onnx_wire.NODE_OUTPUT)[0] if o]
         training = False
         for a, b in self.spans(*within, onnx_wire.NODE_ATTRIBUTE):
@@ -306,9 +287,9 @@ class _Summarizer(Walker):
                 training = any(values)
         return _Normalization(name or next(iter(outputs), ""), training, len(outputs))
 
-    def _function(self, found: FieldValues) -> None:
+    def _function(self, fields: FieldValues) -> None:
         name, domain, overload = self.text_of(
-            found, onnx_wire.FUNCTION_NAME, onnx_wire.FUNCTION_DOMAIN, onnx_wire.FUNCTION_OVERLOAD
+            fields, onnx_wire.FUNCTION_NAME, onnx_wire.FUNCTION_DOMAIN, onnx_wire.FUNCTION_OVERLOAD
         )
         self.summary.functions.add((domain, name))
         if self.overloads.setdefault((domain, name), overload) != overload:
@@ -316,6 +297,6 @@ class _Summarizer(Walker):
         if domain == DOMAIN:
             self.summary.capsedge_functions.add((name, overload))
 
-    def _tensor(self, found: FieldValues) -> None:
-        if onnx_wire.TENSOR_EXTERNAL in found or found.get(onnx_wire.TENSOR_LOCATION):
-            self.summary.external += self.text_of(found, onnx_wire.TENSOR_NAME)
+    def _tensor(self, fields: FieldValues) -> None:
+        if onnx_wire.TENSOR_EXTERNAL in fields or fields.get(onnx_wire.TENSOR_LOCATION):
+            self.summary.external += self.text_of(fields, onnx_wire.TENSOR_NAME)

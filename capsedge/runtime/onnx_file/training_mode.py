@@ -27,19 +27,14 @@ def refuse_training(data: bytes, summary: OnnxSummary, name: str) -> None:
     """Refuse a BatchNormalization in training mode, and a Dropout in training mode that an output depends on.
 
     Args:
-        data: an ONNX file.
         summary: what `summarize` found in it.
-        name: its name in errors.
-
-    Raises:
-        UnsupportedModelError: names the node.
     """
-    found = summary.training
-    if found:
+    nodes = summary.training
+    if nodes:
         raise UnsupportedModelError(
             f"{name} is in training mode: the result of an image depends on the others of its batch.",
-            f"The node '{printable(found[0])}' (BatchNormalization) normalizes with the mean of the batch"
-            + (f", and {len(found) - 1} more." if len(found) > 1 else "."),
+            f"The node '{printable(nodes[0])}' (BatchNormalization) normalizes with the mean of the batch"
+            + (f", and {len(nodes) - 1} more." if len(nodes) > 1 else "."),
             "Export it again in evaluation mode: model.eval().",
         )
     # Most files have no Dropout, and need no second walk.
@@ -74,7 +69,7 @@ def _drawing(data: bytes, name: str) -> list[tuple[str, str]]:
     whole = [(model.graph, [value.name for value in model.graph.outputs])]
     # Of a function, outputs are not read; all its nodes count.
     whole += [(f, [name for node in f.nodes for name in node.outputs]) for f in model.functions]
-    found = []
+    dropouts = []
     for graph, outputs in whole:
         walked = list(graph.walk())
         known = _passed_on(walked, on)
@@ -85,8 +80,8 @@ def _drawing(data: bytes, name: str) -> list[tuple[str, str]]:
                 continue
             # A mode that is an input of the file is the choice of whoever runs it.
             if known.get(mode, mode in computed) and known.get(ratio, True):
-                found.append((node.name or next(filter(None, node.outputs), ""), node.op))
-    return found
+                dropouts.append((node.name or next(filter(None, node.outputs), ""), node.op))
+    return dropouts
 
 
 def _input(node: Node, place: int) -> str:

@@ -55,11 +55,11 @@ def _parse() -> dict[str, Message]:
             plain = kind.rstrip("*|")
             once = 0 if kind.endswith("*") else one_of if kind.endswith("|") else 1 << bit
             wire = _WIRES.get(plain, BYTES)
-            found = Field(int(number), once, plain == "int32" and once != 0, messages.get(plain))
+            field = Field(int(number), once, plain == "int32" and once != 0, messages.get(plain))
             fields = messages[name].fields
-            fields[found.number << 3 | wire] = found
+            fields[field.number << 3 | wire] = field
             if once == 0:  # numbers may stand one by one or packed together
-                fields[found.number << 3 | BYTES] = found
+                fields[field.number << 3 | BYTES] = field
     return messages
 
 
@@ -90,7 +90,7 @@ class Walker(Wire):
         self._entered += 1
         if self._entered > limits.WIRE_MESSAGES:
             raise MalformedProtobuf(f"it has more than {limits.WIRE_MESSAGES:,} messages")
-        found: FieldValues = {}
+        fields: FieldValues = {}
         known, visited, stood = message.fields, self.visited, 0
         for number, wire, a, b in self.fields(start, end):
             entry = known.get(number << 3 | wire)
@@ -106,34 +106,34 @@ class Walker(Wire):
                 raise MalformedProtobuf(
                     f"a {message.name} has a number of over 32 bits in field {number}"
                 )
-            found[number] = a if wire == VARINT else (a, b)
+            fields[number] = a if wire == VARINT else (a, b)
             if entry.message is not None:
                 inner = self.walk(entry.message, a, b, depth + 1)
                 needed = visited.get(entry.message.name)
                 if needed is not None and (not needed or not needed.isdisjoint(inner)):
                     self.take(message, entry.message, number, inner, (a, b))
-        return found
+        return fields
 
     def take(
         self,
         parent: Message,
         message: Message,
         number: int,
-        found: FieldValues,
+        fields: FieldValues,
         within: tuple[int, int],
     ) -> None:
         """Note what is wanted of a message, the field ``number`` of its parent, at some bytes."""
         raise NotImplementedError
 
-    def text_of(self, found: FieldValues, *numbers: int) -> list[str]:
+    def text_of(self, fields: FieldValues, *numbers: int) -> list[str]:
         """Fields as text; empty for those that are not there."""
-        spans = map(found.get, numbers)
+        spans = map(fields.get, numbers)
         return [self.data[slice(*s)].decode() if isinstance(s, tuple) else "" for s in spans]
 
 
-def number_of(found: FieldValues, number: int) -> int:
+def number_of(fields: FieldValues, number: int) -> int:
     """A field that is a number; 0 if it is not there."""
-    value = found.get(number)
+    value = fields.get(number)
     return value if isinstance(value, int) else 0
 
 

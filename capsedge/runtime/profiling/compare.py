@@ -162,12 +162,7 @@ class SpeedComparison:
 
 
 def check_installed(peers: Sequence[str], known: Sequence[str] = tuple(PACKAGES)) -> None:
-    """Refuse peers that are unknown or not installed, before any work.
-
-    Raises:
-        UsageError: a peer is unknown.
-        EnvironmentProblem: the package of a peer is missing.
-    """
+    """Refuse peers that are unknown or not installed, before any work."""
     for peer in peers:
         if peer not in known:
             raise UsageError(
@@ -254,9 +249,6 @@ def compare(
         rounds: turns of each entrant.
         keep_going: an entrant that does not start or fails is an entry with a problem, not an error; the
             first one must start.
-
-    Raises:
-        EnvironmentProblem: a worker does not start or fails.
     """
     batch = len(next(iter(feeds.values())))
     turns = [_Turn(entrant) for entrant in entrants]
@@ -302,11 +294,7 @@ def _comparable(actual: Mapping[str, NDArray[Any]], expected: Mapping[str, NDArr
 def largest_difference(
     actual: Mapping[str, NDArray[Any]], expected: Mapping[str, NDArray[Any]]
 ) -> float:
-    """Largest difference over the outputs that both have, relative to each output's largest magnitude.
-
-    Raises:
-        EnvironmentProblem: they have no output in common, or a shape differs.
-    """
+    """Largest difference over the outputs that both have, relative to each output's largest magnitude."""
     if not _comparable(actual, expected):
         raise EnvironmentProblem(
             "The outputs of a peer do not match those of the model.",

@@ -52,7 +52,6 @@ def profile_models(
 
     Args:
         sessions: one per model.
-        options, inputs, progress: as for `profile`.
         peers: other runtimes of the same models: ``torch``, ``ort``, ``openvino``, ``litert``, ``mnn``;
             they must be installed (`check_installed`).
         checkpoints: for the peer ``torch``, one per session.
@@ -63,11 +62,6 @@ def profile_models(
         Runs of all models, and comparisons if there are peers or several models; for one ONNX file on a GPU,
         of the ways to run it: function bodies or kernels, with and without CUDA graphs. An entrant with
         different outputs is listed by ``Comparison.failed`` and not timed.
-
-    Raises:
-        UsageError: an argument is wrong.
-        EnvironmentProblem: a process does not start.
-        UnsupportedModelError: a peer cannot read a model.
     """
     side_by_side = bool(peers) or len(sessions) > 1
     entrants = _entrants(sessions, peers, checkpoints, peer_model, module) if side_by_side else []
@@ -139,9 +133,7 @@ def _entrants(
 
 
 def _ways(session: Session) -> list[Entrant]:
-    """The ways in which ONNX Runtime can run a model on a GPU: bodies or kernels, without graphs and with
-    them; the simplest is first.
-    """
+    """How ONNX Runtime can run a model on a GPU: bodies or kernels, without and with graphs."""
     backend, device = session.backend, session_device(session)
     if backend.engine_metadata is not None or not isinstance(backend, GraphBackend):
         return []

@@ -50,13 +50,13 @@ def executed(whole: GraphStructure, kinds: Sequence[str]) -> Executed | None:
     """The operators with these types in this order; None if no choice of branches has them."""
     for candidate in _orders(whole):
         if [node.op for _, node in candidate] == list(kinds):
-            found = Executed(GraphStructure(), [body for body, _ in candidate])
-            found.graph.nodes = [node for _, node in candidate]
-            for body in {id(b): b for b in (whole, *found.bodies)}.values():
-                found.graph.initializers += body.initializers
-                found.graph.values += body.values
-            found.graph.inputs, found.graph.outputs = whole.inputs, whole.outputs
-            return found
+            execution = Executed(GraphStructure(), [body for body, _ in candidate])
+            execution.graph.nodes = [node for _, node in candidate]
+            for body in {id(b): b for b in (whole, *execution.bodies)}.values():
+                execution.graph.initializers += body.initializers
+                execution.graph.values += body.values
+            execution.graph.inputs, execution.graph.outputs = whole.inputs, whole.outputs
+            return execution
     return None
 
 
@@ -91,7 +91,7 @@ def exclusive_durations(run: Sequence[Event]) -> NDArray[np.float64]:
 
 def match_operators(written: Structure, running: Executed) -> list[Location]:
     """The place of every operator; in a cascade, of the network that it belongs to."""
-    found: list[Location | None] = [None] * len(running.bodies)
+    locations: list[Location | None] = [None] * len(running.bodies)
     for body in {id(b): b for b in running.bodies}.values():
         numbers = [k for k, other in enumerate(running.bodies) if other is body]
         nodes = [running.graph.nodes[k] for k in numbers]
@@ -99,8 +99,8 @@ def match_operators(written: Structure, running: Executed) -> list[Location]:
         part = locate(source, replace(body, nodes=nodes))
         for k, location in zip(numbers, part, strict=True):
             between = running.graph.nodes[k].name.startswith(OUTSIDE_BRANCHES)
-            found[k] = Location() if between else location
-    return [location for location in found if location is not None]
+            locations[k] = Location() if between else location
+    return [location for location in locations if location is not None]
 
 
 def networks(written: Structure, running: Executed) -> list[str]:
@@ -213,11 +213,7 @@ SHOWN_RUNS = 3  # number of runs shown in the trace
 def time_operators(
     session: Session, feeds: Feeds, peaks: Peaks | None = None, seconds: float = SECONDS
 ) -> OperatorTimes:
-    """Run a model with and without its backend's profiler, in turns.
-
-    Raises:
-        UsageError: the backend does not report operator times.
-    """
+    """Run a model with and without its backend's profiler, in turns."""
     backend = session.backend
     if not isinstance(backend, ProfiledBackend):
         raise UsageError(
@@ -250,8 +246,7 @@ def _take_turns(runs: ProfiledRuns, seconds: float) -> tuple[NDArray[np.float64]
 
 
 def _settle(run: Callable[[], Any]) -> int:
-    """Let the other session's threads stop spinning and this session's spread over the cores; returns the
-    number of runs that it took."""
+    """Let the other session's threads stop spinning and these spread; returns the runs that it took."""
     time.sleep(PAUSE)
     return len(timed_runs(run, SETTLE, WARMUP))
 
@@ -281,8 +276,8 @@ def _assemble(
     operators = []
     for k, event in enumerate(first):
         spent = cost(running.nodes[k], values) if running is not None else None
-        made = _operator(event, where[k], spent, taken[k], total, peaks)
-        operators.append(replace(made, network=of_network[k]))
+        operator = _operator(event, where[k], spent, taken[k], total, peaks)
+        operators.append(replace(operator, network=of_network[k]))
     shown = same[-SHOWN_RUNS:]
     origin = shown[0][0].start if shown and shown[0] else 0.0
     return OperatorTimes(
@@ -304,19 +299,17 @@ def _assemble(
 def _locations(
     path: Path, recording: Recording, run: Sequence[Event]
 ) -> tuple[GraphStructure | None, list[Location], list[str]]:
-    """The operators of a run as a graph, if the backend reports it, with the place of each and its network in
-    a cascade.
-    """
+    """The operators of a run as a graph, if reported, with their places and networks in a cascade."""
     none = [""] * len(run)
     if (
         recording.graph is None
     ):  # only names are available: those of an engine state where its nodes come from
         return None, [merge_locations(locations_in(f"{e.name} {e.origin}")) for e in run], none
-    found = executed(recording.graph.graph, [event.kind for event in run])
-    if found is None:
+    execution = executed(recording.graph.graph, [event.kind for event in run])
+    if execution is None:
         return None, [Location() for _ in run], none
     written = read_structure(path)
-    return found.graph, match_operators(written, found), networks(written, found)
+    return execution.graph, match_operators(written, execution), networks(written, execution)
 
 
 def _operator(

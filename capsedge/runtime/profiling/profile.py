@@ -76,59 +76,59 @@ def measurement_warnings(
     on_gpu: bool,
 ) -> list[str]:
     """One or two sentences for each reason to distrust the measurement; empty is good."""
-    found = []
+    warnings = []
     if latency.cv > LARGE_CV:
-        found.append(
+        warnings.append(
             f"Variance: the coefficient of variation is {latency.cv:.0%} (over {LARGE_CV:.0%}). "
             f"Compare medians, "
             "not means; close other programs, or measure longer with --duration."
         )
     if stable.start is None:
-        found.append(
+        warnings.append(
             "No stable window: the median moved by more than 10 % in the second half of the series. "
             "Measure longer with --duration, or warm up longer with --warmup."
         )
     elif stable.start:
-        found.append(
+        warnings.append(
             f"Warm-up: the series is steady from sample {stable.start} of {latency.count} on, "
             f"with a median of "
             f"{stable.median:.3f} ms. Warm up longer with --warmup."
         )
     slowest, fastest = min(conditions.speeds), max(conditions.speeds)
     if slowest < SLOWER * fastest:
-        found.append(
+        warnings.append(
             f"CPU frequency: a fixed computation ran at {slowest / fastest:.0%} of its "
             f"best speed during "
             "the measurement: the processor changed its clock, or shares it with neighbours. Fix "
             "the clock, or repeat."
         )
     if conditions.load > BUSY * conditions.cores:
-        found.append(
+        warnings.append(
             f"CPU load: {conditions.load:.1f} processes competed for the {conditions.cores} cores in "
             f"the minute before. "
             "Stop other programs."
         )
     if conditions.stolen is not None and conditions.stolen > 0.02:
-        found.append(
+        warnings.append(
             f"CPU load: the host gave {conditions.stolen:.0%} of this virtual machine's time to others."
         )
     if operators is not None and operators.median_ms:
-        found += _bounds(operators, on_gpu)
-    return found
+        warnings += _bounds(operators, on_gpu)
+    return warnings
 
 
 def _bounds(operators: OperatorTimes, on_gpu: bool) -> list[str]:
-    found = []
+    warnings = []
     median = operators.median_ms
     if operators.call_ms > HOST * median:
-        found.append(
+        warnings.append(
             f"Host-bound: {operators.call_ms / median:.0%} of a run is the call itself, not "
             f"operators. Use larger batches."
         )
     tiny = [o for o in operators.operators if o.microseconds < 2.0]
     share = sum(o.microseconds for o in tiny) / 1e3 / median
     if not on_gpu and share > HOST:
-        found.append(
+        warnings.append(
             f"Host-bound: {len(tiny)} operators take less than 2 µs each and {share:.0%} of a run "
             "in all, "
             "more for dispatch than for work. Fused operators (`--ops fused`) or larger batches help."
@@ -136,16 +136,16 @@ def _bounds(operators: OperatorTimes, on_gpu: bool) -> list[str]:
     copies = [o for o in operators.operators if o.kind.startswith("Memcpy")]
     moved = sum(o.microseconds for o in copies) / 1e3 / median
     if moved > TRANSFER:
-        found.append(
+        warnings.append(
             f"Transfer-bound: {len(copies)} copies between host and device take {moved:.0%} of a run."
         )
     whole = operators.attributed
     if abs(whole - 1) > ATTRIBUTED:
-        found.append(
+        warnings.append(
             f"Operators: their sum is {whole:.0%} of the median of whole runs, more than 10 % off; "
             "the times by operator are less certain than usual."
         )
-    return found
+    return warnings
 
 
 def stolen_ticks() -> tuple[int, int] | None:
@@ -371,11 +371,7 @@ def _batches(session: Session, wanted: Sequence[int]) -> Sequence[int]:
 
 
 def random_inputs(session: Session, batch: int) -> Feeds:
-    """Inputs of a batch: uniform in [0, 1) from a fixed seed, whole numbers from 0 to 255 or 0 and 1.
-
-    Raises:
-        UsageError: a dimension other than the batch is free.
-    """
+    """Inputs of a batch: uniform in [0, 1) from a fixed seed, whole numbers from 0 to 255 or 0 and 1."""
     rng = np.random.default_rng(SEED)
     return {port.name: _random(rng, port, batch, session) for port in session.inputs}
 
@@ -417,11 +413,11 @@ def session_device(session: Session) -> str:
 def backend_version(session: Session) -> str:
     """The backend of the session, with versions."""
     package = session.backend.name
-    found = machine.versions(package)
+    versions = machine.versions(package)
     graphs = f", {text}" if (text := graph_text(session.backend)) else ""
     return (
         f"capsedge {VERSION} ({session.backend.ops} operators), {package} "
-        f"{found.get(package, 'unknown')}{graphs}"
+        f"{versions.get(package, 'unknown')}{graphs}"
     )
 
 

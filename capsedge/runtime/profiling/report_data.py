@@ -122,7 +122,7 @@ class Run:
         members: dict[tuple[str, str], list[TimedOperator]] = {}
         for operator in self.operators.operators if self.operators else ():
             members.setdefault(key(operator), []).append(operator)
-        return [_row(name, group, found) for (name, group), found in members.items()]
+        return [_row(name, group, operators) for (name, group), operators in members.items()]
 
     def to_dict(self, samples: bool = True) -> dict[str, Any]:
         """JSON values only."""

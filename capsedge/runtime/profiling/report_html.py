@@ -108,12 +108,7 @@ class Chart:
 
 
 def save_png(report: ReportData, path: Path) -> None:
-    """Draw one row per run: layers, latencies, roofline; and every comparison below.
-
-    Raises:
-        EnvironmentProblem: matplotlib is not installed.
-        UsageError: the path cannot be written.
-    """
+    """Draw one row per run: layers, latencies, roofline; and every comparison below."""
     check_chart(path)
     rows = len(report.runs) + len(report.comparisons)
     figure = new_figure(13, 3.6 * rows)
@@ -125,8 +120,8 @@ def save_png(report: ReportData, path: Path) -> None:
         title += f", {run.throughput:.0f} images/s{memory}"
         part.suptitle(title, fontsize=11, fontweight="bold")
         _row_of_charts(part, _charts(run, report.peaks))
-    for found, part in zip(report.comparisons, parts[len(report.runs) :], strict=True):
-        _row_of_charts(part, [_side_by_side(found)])
+    for compared, part in zip(report.comparisons, parts[len(report.runs) :], strict=True):
+        _row_of_charts(part, [_side_by_side(compared)])
     save_figure(figure, path)
 
 
@@ -141,12 +136,7 @@ def _row_of_charts(part: Any, charts: Sequence[Chart]) -> None:
 
 
 def save_html(report: ReportData, path: Path) -> None:
-    """Write one HTML file that contains its charts.
-
-    Raises:
-        EnvironmentProblem: matplotlib is not installed.
-        UsageError: the path cannot be written.
-    """
+    """Write one HTML file that contains its charts."""
     check_chart(path)
     title = escape("Profile: " + ", ".join(dict.fromkeys(run.model for run in report.runs)))
     m = report.machine

@@ -203,8 +203,8 @@ def markdown(report: ReportData) -> str:
         lines += _table(layers(run))
         if run.warnings:
             lines += [*(text(f"- {warning}") for warning in run.warnings), ""]
-    for found in report.comparisons:
-        table = comparison(found)
+    for compared in report.comparisons:
+        table = comparison(compared)
         lines += [*_table(table), *map(text, table.notes), ""]
     return "\n".join(lines)
 
@@ -226,11 +226,7 @@ _OPERATORS, _LAYERS = 1, 2  # threads of the trace: one track each
 
 
 def trace(report: ReportData) -> dict[str, Any]:
-    """Complete events (``ph: X``), times in microseconds: a process per run, tracks for operators and layers.
-
-    Raises:
-        UsageError: no operator was timed.
-    """
+    """Complete events (``ph: X``) in microseconds: a process per run, tracks for operators and layers."""
     events: list[dict[str, Any]] = []
     for pid, run in enumerate(report.runs, 1):
         if run.operators is not None and run.operators.spans:

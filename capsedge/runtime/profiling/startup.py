@@ -195,11 +195,7 @@ class Startup:
 
 
 def measure_startup(session: Session, feeds: Feeds, device: str, threads: int) -> Startup:
-    """Start a process that runs in the same way as the session.
-
-    Raises:
-        EnvironmentProblem: the process does not start.
-    """
+    """Start a process that runs in the same way as the session."""
     with temporary_folder() as folder:
         inputs = write_inputs(folder, feeds)
         specification = Specification(

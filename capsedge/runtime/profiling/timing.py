@@ -101,8 +101,7 @@ def summarize(seconds: NDArray[np.float64]) -> Statistics:
 
 
 def stable_window(seconds: NDArray[np.float64]) -> StableWindow:
-    """The longest tail of the series in which every block's median is within 10 % of the whole tail's
-    median."""
+    """The longest tail in which every block's median is within 10 % of the tail's median."""
     blocks = [block for block in np.array_split(seconds, BLOCKS) if len(block)]
     medians = np.array([np.median(block) for block in blocks])
     lengths = [len(block) for block in blocks]

@@ -228,8 +228,8 @@ def _outputs_of(
     if len(images) == 1:
         return [np.asarray(value) for value in first.values()]
     # Copies, because some runtimes write the next outputs to the same memory.
-    found = [[np.array(value) for value in run(feeds).values()] for feeds in images]
-    return [np.stack(values) for values in zip(*found, strict=True)]
+    by_image = [[np.array(value) for value in run(feeds).values()] for feeds in images]
+    return [np.stack(values) for values in zip(*by_image, strict=True)]
 
 
 def _send(document: dict[str, Any]) -> None:
@@ -305,12 +305,7 @@ def load_openvino(s: Specification) -> tuple[Run, str]:
 
 
 def load_litert(s: Specification) -> tuple[Run, str]:
-    """LiteRT with XNNPACK, for a ``.tflite`` file or, through onnx2tf, an ONNX file of constant shapes.
-
-    Raises:
-        ImportError: onnx2tf or ai-edge-litert is not installed.
-        ValueError: onnx2tf wrote no file.
-    """
+    """LiteRT with XNNPACK, for a ``.tflite`` file or, through onnx2tf, an ONNX file of constant shapes."""
     from ai_edge_litert.interpreter import Interpreter
 
     version = f"ai-edge-litert {importlib.metadata.version('ai-edge-litert')}"
@@ -358,12 +353,7 @@ def _channels_last(value: Any, shape: Any) -> Any:
 
 
 def load_mnn(s: Specification) -> tuple[Run, str]:
-    """MNN in FP32, for an ``.mnn`` file or an ONNX file.
-
-    Raises:
-        ImportError: MNN is not installed.
-        ValueError: its converter refused the file.
-    """
+    """MNN in FP32, for an ``.mnn`` file or an ONNX file."""
     import MNN
 
     model = s.model if s.model.endswith(".mnn") else _converted_by_mnn(s.model)
@@ -378,13 +368,13 @@ def load_mnn(s: Specification) -> tuple[Run, str]:
                 interpreter.resizeSession(session)
             inputs[name].copyFrom(_mnn_tensor(np.ascontiguousarray(value, np.float32)))
         interpreter.runSession(session)
-        found = {}
+        outputs = {}
         for name, tensor in interpreter.getSessionOutputAll(session).items():
             shape = tuple(tensor.getShape())
             host = _mnn_tensor(np.zeros(shape, np.float32))
             tensor.copyToHostTensor(host)
-            found[name] = np.array(host.getNumpyData()).reshape(shape).copy()
-        return found
+            outputs[name] = np.array(host.getNumpyData()).reshape(shape).copy()
+        return outputs
 
     return run, f"MNN {importlib.metadata.version('MNN')}"
 

@@ -59,11 +59,7 @@ class Classified:
 
 
 def image_files(names: Sequence[Path]) -> list[Path]:
-    """The given files, and the images of given folders, sorted by name.
-
-    Raises:
-        UsageError: a folder has no images, or cannot be read.
-    """
+    """The given files, and the images of given folders, sorted by name."""
     files: list[Path] = []
     for name in names:
         files += folder_images(name) if reading.path_kind(name) == reading.FOLDER else [name]
@@ -85,17 +81,10 @@ def classify_files(
     """Classify image files; a file that cannot be read does not stop the others.
 
     Args:
-        model: a session or an ensemble.
         opened: files that are open already, by number.
-        top_k, threshold, invert: as for `Session.predict`.
         reconstruct: PNG to write: the model's input, beside the decoder's picture of the requested classes;
             without ``top_k`` and ``threshold``, of up to two with a score of at least 0.5.
         failed: called with every error when it happens.
-        progress: called with (files done, total files).
-
-    Raises:
-        UsageError: an argument is wrong, or the model cannot reconstruct, as no ensemble can.
-        ArtefactError: the model was not made by capsedge.
     """
     result = Classified(list(files))
     sheet: Sheet | None = None
@@ -110,8 +99,8 @@ def classify_files(
         batch: dict[int, NDArray[np.float32]] = {}
         for number, file in numbered[start : start + GROUP]:
             try:
-                given = (opened or {}).get(number, file)
-                batch[number] = model.prepare(given, invert)
+                source = (opened or {}).get(number, file)
+                batch[number] = model.prepare(source, invert)
             except UsageError as error:
                 result.errors[number] = error
                 failed(error)
@@ -126,8 +115,8 @@ def classify_files(
         progress("classifying", min(start + GROUP, len(files)), len(files))
     if sheet is not None:
         sheet.write()
-    found = [prediction.scores for prediction in result.predictions.values()]
-    result.warnings = tuple(decision_warnings(np.stack(found))) if found else ()
+    scores = [prediction.scores for prediction in result.predictions.values()]
+    result.warnings = tuple(decision_warnings(np.stack(scores))) if scores else ()
     return result
 
 
@@ -136,7 +125,6 @@ class Sheet:
 
     Args:
         session: the session, which has a decoder.
-        path: the file.
         rows: largest number of images.
         active: whether the classes with high scores are drawn instead of those of the prediction.
 
@@ -174,11 +162,7 @@ class Sheet:
         return drawn
 
     def write(self) -> None:
-        """Write the sheet, if it has a row.
-
-        Raises:
-            UsageError: it cannot be written there.
-        """
+        """Write the sheet, if it has a row. Raises UsageError if it cannot be written there."""
 
         if self._rows:
             write_sheet(self._path, self._rows)
@@ -202,9 +186,7 @@ _SIDE = 224  # pictures are enlarged to at most this many pixels, and at least h
 
 
 def input_picture(prepared: NDArray[np.float32], preprocessing: Preprocessing) -> NDArray[np.uint8]:
-    """The prepared input converted back to pixels ``[H, W, 3]``; if each image is standardized by itself,
-    scaled from its darkest to its lightest value.
-    """
+    """The prepared input as pixels ``[H, W, 3]``; scaled by its own range if standardized by itself."""
     if preprocessing.layout == "NHWC":
         prepared = prepared.transpose(2, 0, 1)
     if preprocessing.per_image == "standardize":
@@ -258,11 +240,7 @@ def check_sheet(target: Path | str, rows: int) -> None:
 def write_sheet(
     target: Path | str, rows: Sequence[tuple[NDArray[np.uint8], NDArray[np.uint8]]]
 ) -> None:
-    """Write a PNG with one row per image: the model's input on the left, the decoder's picture on the right.
-
-    Raises:
-        UsageError: the path cannot be written, or there are too many rows.
-    """
+    """Write a PNG with one row per image: the model's input left, the decoder's picture right."""
     check_sheet(target, len(rows))
     from PIL import Image
 
@@ -307,28 +285,25 @@ def run_rows(
 
     Returns:
         The outputs by name, ``[n, ...]``.
-
-    Raises:
-        UsageError, ShapeError: as `Session.run`; or the inputs have different numbers of rows, or none.
     """
-    given = {port.name: _cast(arrays[port.name], port.dtype) for port in session.inputs}
-    counts = {name: len(x) if x.ndim else 0 for name, x in given.items()}
+    inputs = {port.name: _cast(arrays[port.name], port.dtype) for port in session.inputs}
+    counts = {name: len(x) if x.ndim else 0 for name, x in inputs.items()}
     if len(set(counts.values())) > 1 or not all(counts.values()):
-        told = ", ".join(f"{name} {count}" for name, count in counts.items())
+        sizes = ", ".join(f"{name} {count}" for name, count in counts.items())
         raise UsageError(
             "The inputs do not have the same number of rows, or have none.",
-            f"Rows: {told}.",
+            f"Rows: {sizes}.",
             "Pass one row of each input for every sample.",
         )
     rows = next(iter(counts.values()))
     size = run_size(session.backend.batches, batch_size)
-    found: list[dict[str, NDArray[Any]]] = []
+    runs: list[dict[str, NDArray[Any]]] = []
     for start in range(0, rows, size):
         at = np.arange(start, min(start + size, rows))
         filled = np.resize(at, max(len(at), session.backend.batches.smallest))
-        outputs = session.run({name: x[filled] for name, x in given.items()})
-        found.append({name: value[: len(at)] for name, value in outputs.items()})
-    return {name: np.concatenate([part[name] for part in found]) for name in found[0]}
+        outputs = session.run({name: x[filled] for name, x in inputs.items()})
+        runs.append({name: value[: len(at)] for name, value in outputs.items()})
+    return {name: np.concatenate([part[name] for part in runs]) for name in runs[0]}
 
 
 def _cast(array: NDArray[Any], dtype: str) -> NDArray[Any]:

@@ -38,7 +38,6 @@ def decoder_of(file: ModelFile, backend: Backend) -> Decoder | None:
     """The decoder of a file that has one.
 
     Args:
-        file: the file.
         backend: the file, loaded.
     """
     ports = {port.name: port for port in backend.outputs}
@@ -104,15 +103,15 @@ class Decoder:
         port = backend.inputs[0]
         fixed = port.shape[0] if isinstance(port.shape[0], int) else None
         step = fixed or _CHUNK
-        found = []
+        pictures = []
         for start in range(0, len(poses), step):
             part = poses[start : start + step]
             fed = np.zeros((fixed or len(part), *poses.shape[1:]), port.dtype)
             fed[: len(part)] = part
             shaped = fed.reshape(len(fed), *self._behind_batch(port))
-            made = backend.run({port.name: shaped}, [RECONSTRUCTION])[RECONSTRUCTION]
-            found.append(made[: len(part)].astype(np.float32, copy=False))
-        return np.concatenate(found)
+            decoded = backend.run({port.name: shaped}, [RECONSTRUCTION])[RECONSTRUCTION]
+            pictures.append(decoded[: len(part)].astype(np.float32, copy=False))
+        return np.concatenate(pictures)
 
     def _behind_batch(self, port: Port) -> Sequence[int]:
         sizes = [size for size in port.shape[1:] if isinstance(size, int)]
@@ -154,46 +153,38 @@ class Decoder:
 
 
 def poses_of(values: AnyArray | Sequence[object], shape: tuple[int, ...]) -> Floats:
-    """Poses that were given as an array or as lists, checked: ``[N, *shape]``, with N added if it is missing.
-
-    Raises:
-        ShapeError, UsageError: they have another shape, or are not finite numbers.
-    """
+    """Poses from an array or lists, checked: ``[N, *shape]``, with N added if it is missing."""
     array = as_array(values, "The poses")
     try:
-        found = np.asarray(values if array is None else array, np.float32)
+        poses = np.asarray(values if array is None else array, np.float32)
     except (TypeError, ValueError) as error:
         raise UsageError(
             "The poses are not an array of numbers.",
             f"{error}".split("\n")[0],
             f"Expected: {['N', *shape]}, as `Prediction.poses` has them.",
         ) from error
-    if found.shape == shape:
-        found = found[np.newaxis]
-    found = checked_input(Port("poses", ("N", *shape), "float32"), found, LARGEST)
-    if not len(found):
+    if poses.shape == shape:
+        poses = poses[np.newaxis]
+    poses = checked_input(Port("poses", ("N", *shape), "float32"), poses, LARGEST)
+    if not len(poses):
         raise UsageError("There are no poses to decode.", "", "Pass at least one.")
-    return found
+    return poses
 
 
 def classes_of(values: AnyArray | Sequence[int] | int, count: int, known: int) -> NDArray[np.int64]:
-    """Class numbers ``[N]``, one for each of ``count`` poses; a single number applies to all.
-
-    Raises:
-        UsageError: they are not whole numbers of classes, or more or fewer than the poses.
-    """
+    """Class numbers ``[N]``, one for each of ``count`` poses; a single number applies to all."""
     array = as_array(values, "classes")
-    found = np.asarray(values if array is None else array)
-    if found.ndim == 0:
-        found = np.broadcast_to(found, (count,))
-    whole = found.dtype.kind in "iu"
-    if not whole or found.shape != (count,) or found.min() < 0 or found.max() >= known:
+    classes = np.asarray(values if array is None else array)
+    if classes.ndim == 0:
+        classes = np.broadcast_to(classes, (count,))
+    whole = classes.dtype.kind in "iu"
+    if not whole or classes.shape != (count,) or classes.min() < 0 or classes.max() >= known:
         raise UsageError(
             "classes does not name a class for each pose.",
-            f"It has the shape {list(found.shape)} and the type {found.dtype}; there are {count} poses.",
+            f"It has the shape {list(classes.shape)} and the type {classes.dtype}; there are {count} poses.",
             f"Expected: {count} whole numbers from 0 to {known - 1}, or one of them for all poses.",
         )
-    return found.astype(np.int64)
+    return classes.astype(np.int64)
 
 
 class SubgraphError(ValueError):
@@ -272,11 +263,7 @@ class _DecoderGraph(Wire):
         return chain
 
     def between(self, start: str, end: str) -> tuple[list[_DecoderNode], set[str]]:
-        """The nodes that compute ``end`` from ``start``, in their order, and the names of what they read.
-
-        Raises:
-            SubgraphError: they read something else too.
-        """
+        """The nodes that compute ``end`` from ``start``, in their order, and the names of what they read."""
         needed, seen, nodes = [end], {start, ""}, set[int]()
         while needed:
             name = needed.pop()
@@ -321,9 +308,6 @@ def extract_subgraph(data: bytes, start: str, end: str) -> bytes:
 
     Args:
         data: an ONNX file that `onnx_file.summarize` has accepted.
-
-    Raises:
-        SubgraphError: ``end`` depends on more than ``start``, or the file does not describe the input.
     """
     try:
         return _extract(_DecoderGraph(data), start, end)

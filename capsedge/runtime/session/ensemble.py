@@ -133,9 +133,9 @@ class Ensemble(LoadedModel[list[NDArray[Any]]]):
         self, images: Images, size: int, options: ImageOptions
     ) -> Iterator[list[NDArray[Any]]]:
         """Prepared batches, one for each member."""
-        given = on_host(images)
-        if options.prepared and isinstance(given, np.ndarray) and given.ndim == 5:
-            return self._of_members(given, size, options.invert)
+        source = on_host(images)
+        if options.prepared and isinstance(source, np.ndarray) and source.ndim == 5:
+            return self._of_members(source, size, options.invert)
         if len(self._distinct) == 1:
             alike = self.members[0].image_input.batches(images, size, *options)
             return ([batch] * len(self.members) for batch in alike)
@@ -146,7 +146,7 @@ class Ensemble(LoadedModel[list[NDArray[Any]]]):
                 "Pass pixels without prepared=True, or floats [N, M, C, H, W] from Ensemble.prepare.",
             )
         # One after another, so that an open file or a generator is read once for all.
-        batches = stack_images(read_for_members(self._readers(options), given), size)
+        batches = stack_images(read_for_members(self._readers(options), source), size)
         return ([batch[:, k] for k in self._which] for batch in batches)
 
     def _of_members(
@@ -224,11 +224,7 @@ def _predict(member: Session, batch: NDArray[Any]) -> list[Prediction]:
 
 
 def check_count(count: int) -> None:
-    """Refuse too few or too many members.
-
-    Raises:
-        UsageError: there are fewer than two, or more than `limits.MEMBERS`.
-    """
+    """Refuse too few or too many members."""
     if count < 2:
         raise UsageError(
             f"An ensemble of {count} model{'' if count == 1 else 's'} has nothing to average.",
@@ -244,13 +240,7 @@ def check_count(count: int) -> None:
 
 
 def check_members(members: Sequence[Session]) -> None:
-    """Refuse sessions whose predictions cannot be averaged.
-
-    Raises:
-        UsageError: one is not a session, or they differ in task, classes, kind of scores, values or size of
-            the input.
-        ArtefactError: a member does not state its classes.
-    """
+    """Refuse sessions whose predictions cannot be averaged."""
     check_count(len(members))
     first = members[0]
     for other in members:
@@ -344,11 +334,6 @@ def average(
     Args:
         outputs: one prediction of each member.
         criteria: whether each member states when there is nothing to see.
-        class_name: the name of a class.
-        top_k, threshold: as for `Session.predict`.
-
-    Raises:
-        ArtefactError: the members computed different numbers of scores.
     """
     judged = [p.atypical for p, declared in zip(outputs, criteria, strict=True) if declared]
     typical = judged[0] if judged and all(judged) else ""

@@ -32,8 +32,7 @@ _KINDS = {"lengths": "length", "logits": "logits"}
 
 
 def choose(scores: NDArray[np.float64], top_k: int | None, threshold: float | None) -> list[int]:
-    """Class numbers, best first, ties in ascending order: scores of at least ``threshold``, at most
-    ``top_k`` classes."""
+    """Class numbers, best first, ties ascending: scores of at least ``threshold``, at most ``top_k``."""
     order = [int(j) for j in np.argsort(-scores, kind="stable")]
     if threshold is not None:
         order = [j for j in order if scores[j] >= threshold]
@@ -98,12 +97,7 @@ class OutputRoles:
         return self._names[index] if self._names else str(index)
 
     def choice(self, top_k: int | None, threshold: float | None) -> tuple[int | None, float | None]:
-        """The labels to choose: what is asked for, or the default of the task; none of a regression.
-
-        Raises:
-            UsageError: a number is wrong, or the model has no classes to choose from.
-            ArtefactError: the file does not state its results.
-        """
+        """The labels to choose: what is asked for, or the default of the task; none of a regression."""
         declared = self._image_input.metadata.outputs
         if declared is not None and declared.values:
             if top_k is not None or threshold is not None:
@@ -144,32 +138,22 @@ class OutputRoles:
         Args:
             images: what was run, prepared: ``[N, C, H, W]`` in the model's layout.
             outputs: at least those of `all`, each ``[N, ...]``.
-            top_k, threshold: as for `Session.predict`.
             invert: whether the images were inverted when they were prepared.
 
         Returns:
             One prediction per image.
-
-        Raises:
-            UsageError: as `choice`.
-            ArtefactError: values are NaN or infinite, or more or fewer than there are images, or than the
-                metadata names.
         """
         top_k, threshold = self.choice(top_k, threshold)
         check_rows(self._path, outputs, len(images))
         metadata = self._image_input.metadata
         if metadata.outputs is not None and metadata.outputs.values:
-            found = self._estimates(metadata.outputs, outputs)
+            results = self._estimates(metadata.outputs, outputs)
         else:
-            found = self._classified(metadata, outputs, top_k, threshold)
-        return list(with_hints(found, images, metadata, invert))
+            results = self._classified(metadata, outputs, top_k, threshold)
+        return list(with_hints(results, images, metadata, invert))
 
     def estimates(self, outputs: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
-        """The values of a regression ``[N, K]``, in the order of their names, from the model's outputs.
-
-        Raises:
-            ArtefactError: one is NaN or infinite, or there are more or fewer than the metadata names.
-        """
+        """The values of a regression ``[N, K]``, in the order of their names, from the model's outputs."""
         parts = [outputs[name].astype(np.float64) for name in self.values]
         rows = np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)
         self._check_finite(", ".join(self.values), rows)
@@ -195,12 +179,12 @@ class OutputRoles:
         threshold: float | None,
     ) -> Iterator[Prediction]:
         assert self.scores is not None  # a classification has one
-        found = outputs[self.scores]
-        self._check_finite(self.scores, found)
+        raw = outputs[self.scores]
+        self._check_finite(self.scores, raw)
         named = len(metadata.class_names)
-        if found.ndim != 2 or (named and found.shape[1] != named):
-            raise self._other_size(int(np.prod(found.shape[1:])), named, "scores")
-        scores, kind = scores_of(found, self.kind, self.multi_label)
+        if raw.ndim != 2 or (named and raw.shape[1] != named):
+            raise self._other_size(int(np.prod(raw.shape[1:])), named, "scores")
+        scores, kind = scores_of(raw, self.kind, self.multi_label)
         none = np.zeros((*scores.shape, 0), np.float32)
         of_poses = none if self.poses is None else outputs[self.poses]
         if of_poses.shape[:2] != scores.shape:
@@ -240,9 +224,9 @@ class OutputRoles:
         """Weights that are not finite; the file is searched only once something has gone wrong."""
         return find_not_finite_in(self._path)
 
-    def _other_size(self, found: int, named: int, what: str) -> ArtefactError:
+    def _other_size(self, computed: int, named: int, what: str) -> ArtefactError:
         return ArtefactError(
-            f"{self._path} computed {found} {what} of an image.",
+            f"{self._path} computed {computed} {what} of an image.",
             f"Its metadata names {named}.",
             "Correct its metadata with `capsedge optimize`.",
         )
@@ -270,11 +254,7 @@ class _NamedOutputs:
 def _named_outputs(
     metadata: ModelMetadata | None, inputs: Sequence[Port], outputs: Sequence[Port]
 ) -> _NamedOutputs:
-    """The outputs of a file by their role.
-
-    Raises:
-        _RolesError: the metadata names what the graph does not have, or has another size.
-    """
+    """The outputs of a file by their role."""
     ports = {port.name: port for port in outputs}
     if metadata is None:
         return _by_name(ports)
@@ -282,32 +262,32 @@ def _named_outputs(
     names = ", ".join(ports)
     declared = metadata.outputs
     if declared is None:
-        found = _by_name(ports)
-        if len(set(SCORES) & set(ports)) != 1 or found.poses is None:
+        named = _by_name(ports)
+        if len(set(SCORES) & set(ports)) != 1 or named.poses is None:
             raise _RolesError(f"It needs the outputs lengths or logits, and poses; it has {names}.")
     else:
-        found = _NamedOutputs(
+        named = _NamedOutputs(
             declared.scores or None, declared.kind, declared.poses or None, declared.values
         )
-        missing = [name for name in found.all if name not in ports]
+        missing = [name for name in named.all if name not in ports]
         if missing:
             raise _RolesError(f"It names the output {missing[0]}; the graph has {names}.")
     if metadata.task == REGRESSION:
-        _check_values(metadata, [ports[name] for name in found.values])
+        _check_values(metadata, [ports[name] for name in named.values])
     else:
-        assert found.scores is not None  # both kinds of metadata have one
-        poses = None if found.poses is None or declared is None else ports[found.poses]
-        _check_classes(metadata, ports[found.scores], poses)
-    return found if metadata.cascade is None else _of_cascade(found, ports)
+        assert named.scores is not None  # both kinds of metadata have one
+        poses = None if named.poses is None or declared is None else ports[named.poses]
+        _check_classes(metadata, ports[named.scores], poses)
+    return named if metadata.cascade is None else _of_cascade(named, ports)
 
 
-def _of_cascade(found: _NamedOutputs, ports: dict[str, Port]) -> _NamedOutputs:
+def _of_cascade(outputs: _NamedOutputs, ports: dict[str, Port]) -> _NamedOutputs:
     port = ports.get(ESCALATED)
     if port is None or port.dtype != "bool" or len(port.shape) != 1:
         raise _RolesError(
             f"It states a cascade; the graph has no output {ESCALATED} [N] of type bool."
         )
-    return replace(found, escalated=ESCALATED)
+    return replace(outputs, escalated=ESCALATED)
 
 
 def _by_name(ports: dict[str, Port]) -> _NamedOutputs:
@@ -321,9 +301,9 @@ def _by_name(ports: dict[str, Port]) -> _NamedOutputs:
 def _check_input(metadata: ModelMetadata, inputs: Sequence[Port]) -> None:
     if len(inputs) != 1 or len(inputs[0].shape) != 4:
         raise _RolesError(f"It has {len(inputs)} inputs, not one, images [N, C, H, W].")
-    p, found = metadata.preprocessing, inputs[0].shape[1:]
-    if p is not None and not shape_fits(p.shape, found):
-        raise _RolesError(f"It prepares images {list(p.shape)} for an input {list(found)}.")
+    p, sizes = metadata.preprocessing, inputs[0].shape[1:]
+    if p is not None and not shape_fits(p.shape, sizes):
+        raise _RolesError(f"It prepares images {list(p.shape)} for an input {list(sizes)}.")
 
 
 def _check_classes(metadata: ModelMetadata, scores: Port, poses: Port | None) -> None:

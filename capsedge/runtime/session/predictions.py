@@ -129,17 +129,17 @@ class Prediction(Summarized):
         rows = [Row(short(label.name), f"{label.score:.3f}", label.score) for label in shown]
         if self.values:
             shown_values = self.values[:_SHOWN]
-            found = ", ".join(f"{short(v.name)} {with_unit(v.value, v.unit)}" for v in shown_values)
+            text = ", ".join(f"{short(v.name)} {with_unit(v.value, v.unit)}" for v in shown_values)
             rows = [Row(short(v.name), with_unit(v.value, v.unit)) for v in shown_values]
             left = len(self.values) - len(rows)
         else:
-            found = ", ".join(map(str, shown)) or "without a label: no score reaches the threshold"
-            found += f" ({self.score_kind})"
+            text = ", ".join(map(str, shown)) or "without a label: no score reaches the threshold"
+            text += f" ({self.score_kind})"
             left = len(self.labels) - len(rows)
         if left:
             rows.append(Row("", f"and {left} more"))
-            found += f" and {left} more"
-        return Summary("Prediction", [found], rows)
+            text += f" and {left} more"
+        return Summary("Prediction", [text], rows)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
@@ -159,23 +159,22 @@ class Prediction(Summarized):
 def with_hints(
     predictions: Iterable[Prediction], images: Floats, metadata: ModelMetadata, inverted: bool
 ) -> Iterator[Prediction]:
-    """Predictions with `Prediction.atypical` and `Prediction.hint`.
-
-    Args:
-        images: the prepared images, one for each prediction.
-        inverted: whether they were inverted.
-    """
+    """Predictions with `Prediction.atypical` and `Prediction.hint`, from the prepared images."""
     p, criterion = metadata.preprocessing, metadata.typical_input
     if p is None:
         yield from predictions
         return
     measured = repeat(None, len(images)) if criterion is None else measure_all(images, p.layout)
-    for prediction, image, found in zip(predictions, images, measured, strict=True):
-        typical = "" if criterion is None or found is None else criterion.atypical_reason(found)
+    for prediction, image, measurements in zip(predictions, images, measured, strict=True):
+        typical = (
+            ""
+            if criterion is None or measurements is None
+            else criterion.atypical_reason(measurements)
+        )
         hint = ""
         if p.channels == 1 and len(prediction.scores):
             score = 0.0 if typical else float(prediction.scores.max())
-            if to_invert(image, p.layout, score, criterion, found):
+            if to_invert(image, p.layout, score, criterion, measurements):
                 hint = KEEP if inverted else INVERT
         yield replace(prediction, atypical=typical, hint=hint) if typical or hint else prediction
 

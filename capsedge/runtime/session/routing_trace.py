@@ -186,9 +186,6 @@ def run_traced(
         per_image: bytes that it takes of an image.
         batches: prepared images ``[n, C, H, W]``.
         run: the named outputs for a batch.
-
-    Raises:
-        UsageError: there are no images, or the values of so many take over `limits.TRACED_BYTES`.
     """
     runs, count = [], 0
     for batch in batches:

@@ -35,7 +35,6 @@ class Runner:
 
     Args:
         path: the file, for errors.
-        backend: the loaded model.
 
     Raises:
         ArtefactError: the file fixes sizes that are too large.
@@ -69,10 +68,10 @@ class Runner:
 
     def run(self, arrays: AnyArray | Mapping[str, AnyArray]) -> dict[str, NDArray[Any]]:
         """Every output by name, as `Session.run`."""
-        given = self._named(arrays)
+        named = self._named(arrays)
         feeds: dict[str, NDArray[Any]] = {}
         for port in self._inputs:
-            value = given[port.name]
+            value = named[port.name]
             array = as_array(value, f"Input '{port.name}'")
             feeds[port.name] = checked_input(port, value if array is None else array, self._bound)
         if len(self._inputs) > 1:
@@ -108,11 +107,7 @@ class Runner:
             )
 
     def _output_names(self, chosen: Iterable[str] | None) -> list[str]:
-        """The chosen outputs; all if none are chosen.
-
-        Raises:
-            UsageError: there is no such output.
-        """
+        """The chosen outputs; all if none are chosen. Raises UsageError if there is no such output."""
         names = self._all_outputs
         chosen = list(chosen or names)
         unknown = [name for name in chosen if name not in names]
@@ -169,29 +164,21 @@ class Runner:
             )
 
     def run_batch(self, batch: NDArray[Any], outputs: Sequence[str]) -> dict[str, NDArray[Any]]:
-        """Run ``[n, C, H, W]``; a batch that is empty or shorter than the fixed one is padded with zeros.
-
-        Raises:
-            ArtefactError: an output has more or fewer rows than there are images.
-        """
+        """Run ``[n, C, H, W]``; a batch that is empty or shorter than the fixed one is padded with zeros."""
         count, size = len(batch), self._backend.batches.smallest
         if count < size:
             rest = np.zeros((size - count, *batch.shape[1:]), batch.dtype)
             batch = np.concatenate([batch, rest])
         port = self._inputs[0]
-        found = self._backend.run({port.name: batch.astype(port.dtype, copy=False)}, outputs)
-        check_rows(self._path, found, len(batch))
+        results = self._backend.run({port.name: batch.astype(port.dtype, copy=False)}, outputs)
+        check_rows(self._path, results, len(batch))
         if count == len(batch):
-            return found
-        return {name: value[:count] for name, value in found.items()}
+            return results
+        return {name: value[:count] for name, value in results.items()}
 
 
 def run_size(batches: BatchRange, batch_size: int | None = None) -> int:
-    """Images per run: the fixed batch, otherwise ``batch_size`` or 64, within the backend's limits.
-
-    Raises:
-        UsageError: ``batch_size`` is below 1.
-    """
+    """Images per run: the fixed batch, otherwise ``batch_size`` or 64, within the backend's limits."""
     if batch_size is not None and not (
         isinstance(batch_size, (int, np.integer)) and batch_size >= 1
     ):

@@ -232,8 +232,8 @@ class Session(LoadedModel[NDArray[Any]]):
         known, size = decoder.capsules
         if classes is None:
             return decoder.decode(poses_of(poses, (known, size)))
-        given = poses_of(poses, (size,))
-        return decoder.of_classes(given, classes_of(classes, len(given), known))
+        checked = poses_of(poses, (size,))
+        return decoder.of_classes(checked, classes_of(classes, len(checked), known))
 
     def trace(
         self,

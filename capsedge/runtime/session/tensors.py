@@ -46,12 +46,6 @@ def as_array(value: object, name: str = "the array") -> NDArray[Any] | None:
     Nothing is copied if the library shares its memory. A tensor of torch is detached first, bfloat16
     becomes float32. An array on a GPU is copied to the host; on the same GPU without a copy,
     `Session.run_on_device` runs engines.
-
-    Args:
-        name: the name in errors.
-
-    Raises:
-        UsageError: the array is on a device that it cannot be copied from, is sparse or has masked values.
     """
     if isinstance(value, np.ndarray):
         return _unmasked(value, name)
@@ -79,8 +73,8 @@ def _converted(value: Any) -> NDArray[Any]:
     if all(callable(getattr(value, name, None)) for name in ("detach", "cpu", "numpy")):
         tensor = value.detach().cpu()  # torch
         half = "bfloat16" in str(tensor.dtype)
-        found: NDArray[Any] = (tensor.float() if half else tensor).numpy()
-        return found
+        array: NDArray[Any] = (tensor.float() if half else tensor).numpy()
+        return array
     if hasattr(value, "__cuda_array_interface__") and callable(getattr(value, "get", None)):
         return np.asarray(value.get())  # CuPy
     if hasattr(value, "__array__") or hasattr(value, "__array_interface__"):
@@ -104,11 +98,7 @@ def _unmasked(array: NDArray[Any], name: str) -> NDArray[Any]:
 def stack_images(
     images: NDArray[Any] | Iterable[NDArray[Any]], size: int
 ) -> Iterator[NDArray[Any]]:
-    """Batches ``[n, C, H, W]`` of at most ``size`` images, of a batch or of single images ``[C, H, W]``.
-
-    Raises:
-        ShapeError: the images of one batch have different shapes.
-    """
+    """Batches ``[n, C, H, W]`` of at most ``size`` images, of a batch or of single images ``[C, H, W]``."""
     if isinstance(images, np.ndarray):
         if not images.ndim:
             raise ShapeError("The images are a single number.", "Expected: [N, C, H, W].")
@@ -217,11 +207,7 @@ def checked_input(port: Port, array: object, bound: float, any_batch: bool = Fal
 
 
 def check_sizes_agree(ports: Sequence[Port], feeds: Mapping[str, NDArray[Any]]) -> None:
-    """Refuse inputs whose sizes differ where the file gives them one name, such as that of the batch.
-
-    Raises:
-        ShapeError: they do.
-    """
+    """Refuse inputs whose sizes differ where the file gives them one name, such as that of the batch."""
     known: dict[str, tuple[Port, int]] = {}
     for port in ports:
         for axis, name in enumerate(port.shape):
@@ -239,11 +225,7 @@ def check_sizes_agree(ports: Sequence[Port], feeds: Mapping[str, NDArray[Any]]) 
 
 
 def check_rows(path: Path, outputs: Mapping[str, NDArray[Any]], images: int) -> None:
-    """Refuse outputs of a file that do not have one row per image.
-
-    Raises:
-        ArtefactError: one does not.
-    """
+    """Refuse outputs of a file that do not have one row per image."""
     for name, value in outputs.items():
         if value.ndim < 1 or len(value) != images:
             raise ArtefactError(
