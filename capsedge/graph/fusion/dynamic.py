@@ -104,7 +104,7 @@ def fit_dynamic(graph: Values, votes: str, softmaxes: list[Softmax]) -> DynamicM
     first: NoMatch | None = None
     for others in find_other_inputs(graph, votes, softmaxes[-1].name):
         try:
-            search = _Search(graph, votes, softmaxes, others)
+            search = _AfterSoftmax(graph, votes, softmaxes, others)
         except NoMatch as reason:
             first = first or reason
             continue
@@ -117,7 +117,7 @@ def fit_dynamic(graph: Values, votes: str, softmaxes: list[Softmax]) -> DynamicM
     raise first
 
 
-class _Search:
+class _AfterSoftmax:
     """The tensors after the last softmax, evaluated on tiny and on large votes."""
 
     def __init__(
