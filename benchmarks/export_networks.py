@@ -99,14 +99,14 @@ class ConvCaps(nn.Module):
 
 
 class SegCaps(nn.Module):
-    """A small SegCaps with two routed layers; probabilities ``[B, 1, H, W]``."""
+    """A small SegCaps with two routed layers; probabilities ``[B, 2, H, W]`` of two classes."""
 
     def __init__(self) -> None:
         super().__init__()
         self.stem = nn.Conv2d(1, 16, 5, padding=2)
         self.first = ConvCaps(1, 16, 2, 16, 2, 1)
         self.second = ConvCaps(2, 16, 4, 16, 1, 3)
-        self.last = ConvCaps(4, 16, 1, 16, 1, 3)
+        self.last = ConvCaps(4, 16, 2, 16, 1, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.first(F.relu(self.stem(x))[:, None])

@@ -7,6 +7,12 @@ from dataclasses import dataclass
 CUDA = "capsedge/runtime/native/kernels/cuda/plan.cpp"
 CPU = "capsedge/runtime/native/kernels/cpu/support/plan.cpp"
 
+# Whatever decides a candidate, as files of capsedge/graph/fusion.
+DECIDING = """
+    equivalence votes candidates matcher dynamic em attention self_attention squash formulas layouts grids
+    per_image values execution emit_dynamic standard self_routing proof equal_pieces
+"""
+
 
 @dataclass(frozen=True)
 class Subject:
@@ -18,7 +24,7 @@ class Subject:
 
 SUBJECTS = {
     "fusion": Subject(
-        ("capsedge/graph/fusion/equivalence.py", "capsedge/graph/fusion/votes.py"), ("tests/graph",)
+        tuple(f"capsedge/graph/fusion/{name}.py" for name in DECIDING.split()), ("tests/graph",)
     ),
     "metadata": Subject(
         ("capsedge/runtime/metadata/metadata.py",),

@@ -25,7 +25,7 @@ from capsedge.graph.fusion.equivalence import (
     is_wide,
     sampled_positions,
 )
-from capsedge.graph.fusion.formulas import Attention, difference
+from capsedge.graph.fusion.formulas import Attention, difference, least_difference
 from capsedge.graph.fusion.grids import (
     Children,
     children_of,
@@ -126,6 +126,9 @@ def _fit(
             plain = Attention(scale, np.ones(p), np.zeros(p), 1e-5, over)
             sums = plain.sums(u, parent_layout.read(q)[some])
             for end in ends:
+                # Layouts only reorder: if no order fits, none does.
+                if len(sums) == roles.sizes[0] and least_difference(sums, given[end]) > 1e-6:
+                    continue
                 for layout in layouts(graph.shapes[end], parts, batch):
                     if difference(sums, layout.read(given[end])[some]) > 1e-6:
                         continue

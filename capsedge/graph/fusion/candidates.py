@@ -185,14 +185,15 @@ def find_candidates(graph: Values) -> list[Candidate]:
 
 
 def _vote_candidates(graph: Values, softmax: Softmax) -> list[str]:
-    """Ancestors that have elements for each coupling and are read by at least two nodes.
+    """Ancestors that have elements for each coupling and are read by at least two nodes around the softmax.
 
-    Those with only one come last: they are more likely to be logits.
+    Those with only one element for each come last: they are more likely to be logits.
     """
     size = graph.sizes[softmax.name]
     leaky = size // softmax.axis * (softmax.axis - 1)
-    ranked = []
-    for name, distance in graph.distances(softmax.name).items():
+    ahead, ranked = graph.distances(softmax.name), []
+    around = graph.after(softmax.name).union(ahead)
+    for name, distance in ahead.items():
         if not 0 < distance <= _NEAR or name not in graph.floats:
             continue
         votes = graph.sizes[name]
@@ -201,7 +202,8 @@ def _vote_candidates(graph: Values, softmax: Softmax) -> list[str]:
         fits = votes >= size and votes % size == 0
         if not fits and not (leaky and votes >= leaky and votes % leaky == 0):
             continue
-        readers = len(graph.users(name))
+        # What reads it for other softmaxes, as other streams read their parts of a layer, does not count.
+        readers = sum(not around.isdisjoint(node.output) for node in graph.users(name))
         if readers >= 2:
             ranked.append((votes <= size, distance - 3 * readers, name))
     return [name for *_, name in sorted(ranked)[:_LOOKED_AT]]

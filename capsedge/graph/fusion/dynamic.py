@@ -15,13 +15,15 @@ squash runs over.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
 from capsedge.graph.fusion import NoMatch
 from capsedge.graph.fusion.candidates import Softmax
+from capsedge.graph.fusion.equal_pieces import once
 from capsedge.graph.fusion.equivalence import (
     LOOSE,
     STRICT,
@@ -46,7 +48,7 @@ from capsedge.graph.fusion.per_image import (
     find_other_inputs,
     fit_per_image,
 )
-from capsedge.graph.fusion.values import Array, Values
+from capsedge.graph.fusion.values import Array, Function, Values
 
 _ENDS = 24  # maximum number of tensors after the last softmax tried as the result
 _EPSILON = 1e-2  # larger numbers are no epsilon of a squash
@@ -101,66 +103,151 @@ def fit_dynamic(graph: Values, votes: str, softmaxes: list[Softmax]) -> DynamicM
     """
     first: NoMatch | None = None
     for others in find_other_inputs(graph, votes, softmaxes[-1].name):
+        try:
+            search = _AfterSoftmax(graph, votes, softmaxes, others)
+        except NoMatch as reason:
+            first = first or reason
+            continue
         for roles in (_single, _grouped):
             try:
-                return _fit(graph, votes, softmaxes, roles, others)
+                return search.fitted(roles)
             except NoMatch as reason:
                 first = first or reason
     assert first is not None
     raise first
 
 
-def _fit(
-    graph: Values,
-    votes: str,
-    softmaxes: list[Softmax],
-    roles: Roles,
-    others: Sequence[Sequence[OtherInput]],
-) -> DynamicMatch:
-    last = softmaxes[-1]
-    region = Region(graph, votes, [alternatives[0] for alternatives in others])
-    inside = region.determined()
-    if last.name not in inside:
-        raise NoMatch(MORE)
-    shape = graph.shapes[votes]
-    ends = _ends(graph, inside, last.name, graph.sizes[votes])
-    numbers = region.numbers(ends)
-    function = region.function(ends)
-    rng = np.random.default_rng(1)
-    tiny, large = _TINY * rng.standard_normal(shape), _LARGE * rng.standard_normal(shape)
-    for scale in _SCALES:
-        x = scale * tiny
-        given = dict(zip(ends, function(x), strict=True))
-        first = _first_stage(graph, votes, last, ends, numbers, given, x, roles)
-        if first:
-            break
-    else:
-        raise NoMatch("no squash of a weighted sum of each parent's votes follows the softmax")
-    at_large = dict(zip(ends, function(large), strict=True))
-    repeated = graph.sizes[last.name] == graph.sizes[votes]
-    guess = _second_stage(first, numbers, at_large, large, len(softmaxes), repeated)
-    single = region.function([guess.end])
-    guess = replace(guess, kind=_epsilon(single, guess, numbers, shape))
-    wide = is_wide(single, large)
-    verdict = check_equivalence(
-        lambda x: guess.layout.read(single(x)[0]),
-        lambda x: guess.kind(guess.roles.read(x)),
-        shape,
-        STRICT if wide else LOOSE,
-        floor=1e-25 if wide else 1e-6,
-        roles=guess.roles,
-    )
-    if not verdict.accepted:
-        raise NoMatch(
-            f"dynamic routing would differ by {verdict.excess:.2g} times the tolerance ({verdict.case})"
+class _AfterSoftmax:
+    """The tensors after the last softmax, evaluated on tiny and on large votes."""
+
+    def __init__(
+        self,
+        graph: Values,
+        votes: str,
+        softmaxes: list[Softmax],
+        others: Sequence[Sequence[OtherInput]],
+    ) -> None:
+        self.graph, self.votes, self.softmaxes, self.others = graph, votes, softmaxes, others
+        last = softmaxes[-1].name
+        self.region = Region(graph, votes, [alternatives[0] for alternatives in others])
+        inside = self.region.determined()
+        if last not in inside:
+            raise NoMatch(MORE)
+        self.ends = _ends(graph, inside, last, graph.sizes[votes])
+        self.numbers = self.region.numbers(self.ends)
+        rng = np.random.default_rng(1)
+        shape = graph.shapes[votes]
+        self.tiny = _TINY * rng.standard_normal(shape)
+        self.large = _LARGE * rng.standard_normal(shape)
+        self.at_tiny: dict[float, dict[str, Array]] = {}
+
+    @cached_property
+    def function(self) -> Function:
+        """The ends as a function of the votes."""
+        return self.region.function(self.ends)
+
+    def given(self, x: Array) -> dict[str, Array]:
+        """The values of the ends."""
+        return dict(zip(self.ends, self.function(x), strict=True))
+
+    @cached_property
+    def at_large(self) -> dict[str, Array]:
+        """The values of the ends on large votes."""
+        return self.given(self.large)
+
+    def fitted(self, roles: Roles) -> DynamicMatch:
+        """The match, with these layouts of the votes.
+
+        Raises:
+            NoMatch: no kind agrees.
+        """
+        graph, votes, last = self.graph, self.votes, self.softmaxes[-1]
+        asked = (roles.__name__, len(self.softmaxes), last.axis, graph.sizes[last.name])
+        k, guess, verdict, rtol = once(
+            graph,
+            self.region.cut,
+            self.ends,
+            (*asked, graph.sizes[votes], tuple(each.neutral for each in self.region.others)),
+            lambda: self._checked(roles),
         )
-    rtol = STRICT if wide else LOOSE
-    region, per_image = fit_per_image(
-        graph, votes, others, guess.end, guess.layout, guess.roles, guess.kind, rtol
-    )
-    return DynamicMatch(
-        votes, guess.end, guess.roles, guess.layout, guess.kind, verdict, region, per_image
-    )
+        end = self.ends[k]
+        region, per_image = fit_per_image(
+            graph, votes, self.others, end, guess.layout, guess.roles, guess.kind, rtol
+        )
+        return DynamicMatch(
+            votes, end, guess.roles, guess.layout, guess.kind, verdict, region, per_image
+        )
+
+    def _checked(self, roles: Roles) -> tuple[int, _Guess, Equivalence, float]:
+        """The number of the end that is the result, what computes it, how it compares, and the tolerance."""
+        guess, shape = self._guess(roles), self.graph.shapes[self.votes]
+        single = self.region.function([guess.end])
+        guess = replace(guess, kind=_epsilon(single, guess, self.numbers, shape))
+        wide = is_wide(single, self.large)
+        rtol = STRICT if wide else LOOSE
+        verdict = check_equivalence(
+            lambda x: guess.layout.read(single(x)[0]),
+            lambda x: guess.kind(guess.roles.read(x)),
+            shape,
+            rtol,
+            floor=1e-25 if wide else 1e-6,
+            roles=guess.roles,
+        )
+        if not verdict.accepted:
+            raise NoMatch(
+                f"dynamic routing would differ by {verdict.excess:.2g} times the tolerance ({verdict.case})"
+            )
+        return self.ends.index(guess.end), guess, verdict, rtol
+
+    def _guess(self, roles: Roles) -> _Guess:
+        graph, last = self.graph, self.softmaxes[-1]
+        for scale in _SCALES:
+            x = scale * self.tiny
+            if scale not in self.at_tiny:
+                self.at_tiny[scale] = self.given(x)
+            given = self.at_tiny[scale]
+            first = _first_stage(graph, self.votes, last, self.ends, self.numbers, given, x, roles)
+            if first:
+                break
+        else:
+            raise NoMatch("no squash of a weighted sum of each parent's votes follows the softmax")
+        return self._second_stage(first)
+
+    def _second_stage(self, first: list[_Guess]) -> _Guess:
+        """The guess that agrees on large votes, with its number of iterations and what else shows there."""
+        scalars = {s for s in _scalars(self.numbers) if 1e-3 < abs(s) < 1e3}
+        scalars |= {1 / s for s in scalars}  # temperatures divide the logits before the softmax
+        count, best = len(self.softmaxes), list[_Guess]()
+        for mean, guess in itertools.product((False, True), first):
+            if mean and not self._mixes(guess):
+                continue
+            u, wanted = guess.roles.read(self.large), guess.layout.read(self.at_large[guess.end])
+            # An average covers all positions.
+            some = slice(None) if mean else sampled_positions(u.shape)
+            u, wanted = u[some], wanted[some]
+            for kind in _kinds(
+                guess.kind, count, mean, sorted({1.0, u.shape[3] ** -0.5, *scalars})
+            ):
+                best.append(replace(guess, kind=kind, error=difference(kind(u), wanted)))
+            if min(g.error for g in best) < 1e-6:
+                break
+        # Among tensors that agree equally well, take the first: whatever is computed from it stays unchanged.
+        best.sort(key=lambda g: (round(np.log10(g.error + 1e-9)), g.late))
+        if best[0].error > 1e-4:
+            if self.graph.sizes[self.softmaxes[-1].name] == self.graph.sizes[self.votes]:
+                raise NoMatch(
+                    "there is one logit for each element of a pose: no operator supports this"
+                )
+            raise NoMatch(f"no number of iterations fits (the nearest is {best[0].error:.1g} off)")
+        return best[0]
+
+    def _mixes(self, guess: _Guess) -> bool:
+        """Whether the result at the first position changes with the votes of all others."""
+        votes = guess.roles.read(self.large).copy()
+        votes[1:] = votes[1:][::-1] + 0.5
+        moved = self.given(guess.roles.write(votes))[guess.end]
+        one, other = (guess.layout.read(x)[:1] for x in (self.at_large[guess.end], moved))
+        return difference(other, one) > 1e-9
 
 
 def _ends(graph: Values, region: list[str], last: str, most: int) -> list[str]:
@@ -256,7 +343,7 @@ def _sums(
     n, j, i, p = roles.sizes
     some = sampled_positions(roles.sizes)
     u = u[some]
-    wanted = [(end, layout, layout.read(constants[end])[some]) for end, layout in ranked]
+    wanted = _distinct((end, layout, layout.read(constants[end])[some]) for end, layout in ranked)
     axes = [("B", "p"), ("E", "p"), ("H", "p"), ("B", "element"), ("B", "j")]
     if kind.group > 1:
         axes = [*axes[:3], ("B", "group"), ("E", "group"), ("H", "group")]
@@ -272,6 +359,14 @@ def _sums(
             for end, layout, value in wanted:
                 error = difference(v, value)
                 yield _Guess(error, graph.order[end], one, roles, end, layout)
+
+
+def _distinct(ends: Iterable[tuple[str, Layout, Array]]) -> list[tuple[str, Layout, Array]]:
+    """The ends without those that only show an earlier one's values in another shape."""
+    found: dict[bytes, tuple[str, Layout, Array]] = {}
+    for each in ends:
+        found.setdefault(each[2].tobytes(), each)
+    return list(found.values())
 
 
 def _priors(numbers: Mapping[str, Array], n: int, j: int, i: int, group: int) -> Iterator[Array]:
@@ -308,42 +403,12 @@ def _biases(numbers: Mapping[str, Array], j: int, p: int, group: int) -> Iterato
     yield np.zeros(())
     for value in numbers.values():
         if value.size == j * p and value.any():
-            yield value.reshape(j, p).astype(np.float64)
-            yield value.reshape(p, j).T.astype(np.float64)
+            orders = [value.reshape(j, p), value.reshape(p, j).T]
+            for stored in orders[: 1 + (orders[0] != orders[1]).any()]:
+                yield stored.astype(np.float64)
         elif group > 1 and value.size == j // group * p and value.any():
             for stored in (value.reshape(-1, p), value.reshape(p, -1).T):
                 yield np.repeat(stored.astype(np.float64), group, 0)
-
-
-def _second_stage(
-    first: list[_Guess],
-    numbers: Mapping[str, Array],
-    constants: Mapping[str, Array],
-    large: Array,
-    count: int,
-    repeated: bool,
-) -> _Guess:
-    scalars = {s for s in _scalars(numbers) if 1e-3 < abs(s) < 1e3}
-    scalars |= {1 / s for s in scalars}  # temperatures divide the logits before the softmax
-    best: list[_Guess] = []
-    for guess, mean in itertools.product(first, (False, True)):
-        u, wanted = guess.roles.read(large), guess.layout.read(constants[guess.end])
-        some = (
-            slice(None) if mean else sampled_positions(u.shape)
-        )  # an average covers all positions
-        for kind in _kinds(guess.kind, count, mean, sorted({1.0, u.shape[3] ** -0.5, *scalars})):
-            best.append(replace(guess, kind=kind, error=difference(kind(u[some]), wanted[some])))
-        if min(g.error for g in best) < 1e-6:
-            break
-    # Among tensors that agree equally well, take the first: whatever is computed from it stays unchanged.
-    best.sort(key=lambda g: (round(np.log10(g.error + 1e-9)), g.late))
-    if best[0].error > 1e-4:
-        if repeated:
-            raise NoMatch(
-                "there is one logit for each element of a pose: no operator supports this"
-            )
-        raise NoMatch(f"no number of iterations fits (the nearest is {best[0].error:.1g} off)")
-    return best[0]
 
 
 def _kinds(kind: Dynamic, count: int, mean: bool, scales: list[float]) -> Iterator[Dynamic]:

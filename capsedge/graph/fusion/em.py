@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import onnx
 
 from capsedge.graph.fusion import NoMatch
 from capsedge.graph.fusion.candidates import Softmax
@@ -98,6 +99,9 @@ def fit_em(graph: Values, votes: str, softmaxes: list[Softmax]) -> EMMatch:
         if last.name not in region:
             continue
         ends = [t for t in region if t in graph.floats and graph.sizes[t] < graph.sizes[votes]]
+        within = set(ends)
+        if not any(_sign(n) and n.input[0] in within for n in graph.nodes):
+            continue  # no logistic function
         try:
             return _fit(graph, votes, cut, softmaxes, ends)
         except NoMatch as error:
@@ -268,7 +272,7 @@ class _Base:
         some = sampled_positions(self.roles.sizes)
         parts, batch = result_roles(self.roles)
         for node in self.graph.nodes:
-            sign = {"Sigmoid": 1, "Abs": 1, "Exp": -1, "Softplus": -1}.get(node.op_type)
+            sign = _sign(node)
             if (
                 sign is None
                 or node.input[0] not in self.constants
@@ -294,6 +298,11 @@ class _Base:
         for u, a in itertools.product(costs, stored):
             yield u, a
             yield u / 2, a / 2
+
+
+def _sign(node: onnx.NodeProto) -> int | None:
+    """The sign of the argument that a node of a logistic function reads; None for other nodes."""
+    return {"Sigmoid": 1, "Abs": 1, "Exp": -1, "Softplus": -1}.get(node.op_type)
 
 
 def _nearest(

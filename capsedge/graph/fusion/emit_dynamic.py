@@ -11,7 +11,8 @@ from onnx import TensorProto
 from capsedge.graph.fusion import NoMatch
 from capsedge.graph.fusion.dynamic import DynamicMatch
 from capsedge.graph.fusion.edit import Edit
-from capsedge.graph.fusion.equivalence import check_equivalence
+from capsedge.graph.fusion.equal_pieces import once, spelled
+from capsedge.graph.fusion.equivalence import Equivalence, check_equivalence
 from capsedge.graph.fusion.formulas import LOWEST, Dynamic
 from capsedge.graph.fusion.layouts import Layout
 from capsedge.graph.fusion.per_image import PerImage
@@ -142,16 +143,22 @@ def emit_dynamic(
 def _check(graph: Values, match: DynamicMatch, form: Expressed) -> None:
     if form.kind == match.kind:
         return
-    function = match.region.function([match.result])
-    verdict = check_equivalence(
-        lambda x: match.layout.read(function(x)[0]),
-        lambda x: form(match.roles.read(x)),
-        graph.shapes[match.votes],
-        RTOL,
-        seed=6,
-        floor=ATOL,
-        roles=match.roles,
-    )
+
+    def compared() -> Equivalence:
+        function = match.region.function([match.result])
+        return check_equivalence(
+            lambda x: match.layout.read(function(x)[0]),
+            lambda x: form(match.roles.read(x)),
+            graph.shapes[match.votes],
+            RTOL,
+            seed=6,
+            floor=ATOL,
+            roles=match.roles,
+        )
+
+    neutral = tuple(each.neutral for each in match.region.others)
+    asked = ("operator", spelled(match.kind), match.roles, match.layout, neutral)
+    verdict = once(graph, match.region.cut, [match.result], asked, compared)
     if not verdict.accepted:
         raise NoMatch(
             f"the operator would differ by {verdict.excess:.2g} times the tolerance ({verdict.case})"

@@ -23,10 +23,11 @@ from capsedge.tolerance import NOISE_FACTOR, Tolerance, excess
 
 # --- Sampling of large votes: fewer positions, several hard cases in one tensor ---
 
-LARGE = 1 << 21  # elements from which votes count as large
+LARGE = 1 << 17  # elements from which votes count as large
 SIDE_BY_SIDE = "hard cases side by side"
 _FEW = 8  # maximum number of sampled positions
 _TURNS = 2  # times that every position takes part in the cases
+_EACH = 4  # least number of positions for each case and turn: 8 draws in all, where 7 images give 7
 
 Case = tuple[str, tuple[Array, ...]]
 Cases = Callable[[tuple[int, ...]], Iterator[Case]]
@@ -76,7 +77,7 @@ def _count(cases: Cases) -> int:
 
 def _shared(sizes: tuple[int, ...], count: int) -> bool:
     """Whether this many cases share one tensor, each at its own positions."""
-    return math.prod(sizes) > LARGE and sizes[0] >= 2 * count
+    return math.prod(sizes) > LARGE and sizes[0] >= _EACH * count
 
 
 def _joined(cases: Cases, sizes: tuple[int, ...]) -> list[Array]:
@@ -138,6 +139,12 @@ def is_wide(function: Function, x: Array) -> bool:
 def poses_last(function: Function, axis: int) -> Callable[[Array], Array]:
     """Turn a function of a graph with poses along some axis into one with poses along the last axis."""
     return lambda x: np.moveaxis(function(np.moveaxis(x, -1, axis))[0], axis, -1)
+
+
+def poses_alone(shape: tuple[int, ...]) -> Layout:
+    """The layout ``[n, j, i, p]`` of poses along the last axis, each of which is a position."""
+    rank = len(shape)
+    return Layout(shape, shape, tuple(range(rank)), (rank - 1, 0, 0, 1))
 
 
 def check_equivalence(

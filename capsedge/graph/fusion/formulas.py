@@ -252,3 +252,14 @@ def difference(actual: Array, expected: Array) -> float:
         return float("inf")
     size = float(np.abs(expected[finite]).max())
     return float(np.abs(np.where(finite, actual - expected, 0)).max() / max(size, _TINY))
+
+
+def least_difference(actual: Array, expected: Array) -> float:
+    """The least `difference` of two arrays in whatever order their elements are.
+
+    In one dimension, no other pairing has a smaller largest distance than the sorted one. Zero if it does not
+    apply: with infinite values.
+    """
+    if not (np.isfinite(actual).all() and np.isfinite(expected).all()):
+        return 0.0
+    return difference(np.sort(actual, axis=None), np.sort(expected, axis=None))

@@ -10,7 +10,16 @@ import numpy as np
 from capsedge.graph.fusion import NoMatch
 from capsedge.graph.fusion.edit import Edit
 from capsedge.graph.fusion.emit_dynamic import ATOL, MOST_ADDED, RTOL, STAND_IN
-from capsedge.graph.fusion.equivalence import LOOSE, STRICT, check_equivalence, is_wide, poses_last
+from capsedge.graph.fusion.equal_pieces import once
+from capsedge.graph.fusion.equivalence import (
+    LOOSE,
+    STRICT,
+    Equivalence,
+    check_equivalence,
+    is_wide,
+    poses_alone,
+    poses_last,
+)
 from capsedge.graph.fusion.formulas import difference, squash
 from capsedge.graph.fusion.values import Values
 
@@ -64,13 +73,17 @@ def _fitted(graph: Values, root: str) -> SquashMatch | None:
         ends = [t for t in behind if graph.shapes[t] == shape and t in graph.floats][:_ENDS]
         axes = [k for k, d in enumerate(shape) if k and d == size // small]
         if ends and axes:
-            one = _of_source(graph, source, ends, axes)
+            asked = ("squash", *axes)
+            one = once(graph, [source], ends, asked, partial(_of_source, graph, source, ends, axes))
             if one is not None:
-                return one
+                return SquashMatch(source, ends[one[0]], *one[1:])
     return None
 
 
-def _of_source(graph: Values, source: str, ends: list[str], axes: list[int]) -> SquashMatch | None:
+def _of_source(
+    graph: Values, source: str, ends: list[str], axes: list[int]
+) -> tuple[int, int, str, float] | None:
+    """The number of the end that is the result, the axis, the form and the epsilon."""
     shape = graph.shapes[source]
     numbers = graph.numbers([source], ends)
     scalars = {float(v.reshape(-1)[0]) for v in numbers.values() if v.size == 1}
@@ -91,10 +104,11 @@ def _of_source(graph: Values, source: str, ends: list[str], axes: list[int]) -> 
                     partial(squash, form=form, epsilon=epsilon),
                     poses.shape,
                     rtol,
+                    roles=poses_alone(poses.shape),
                     stop=True,
                 )
                 if verdict.accepted:
-                    return SquashMatch(source, end, axis, form, epsilon)
+                    return ends.index(end), axis, form, epsilon
     return None
 
 
@@ -109,16 +123,23 @@ def emit_squash(graph: Values, match: SquashMatch, tag: str) -> Edit:
         raise NoMatch(
             f"a squash with {match.epsilon:g} added to the norm: no operator supports this"
         )
-    function = graph.function([match.source], [match.result])
     shape = graph.shapes[match.source]
-    verdict = check_equivalence(
-        poses_last(function, match.axis),
-        partial(squash, form="B", epsilon=epsilon),
-        (*shape[: match.axis], *shape[match.axis + 1 :], shape[match.axis]),
-        RTOL,
-        seed=6,
-        floor=ATOL,
-    )
+    moved = (*shape[: match.axis], *shape[match.axis + 1 :], shape[match.axis])
+
+    def compared() -> Equivalence:
+        function = graph.function([match.source], [match.result])
+        return check_equivalence(
+            poses_last(function, match.axis),
+            partial(squash, form="B", epsilon=epsilon),
+            moved,
+            RTOL,
+            seed=6,
+            floor=ATOL,
+            roles=poses_alone(moved),
+        )
+
+    asked = ("operator", match.axis, epsilon)
+    verdict = once(graph, [match.source], [match.result], asked, compared)
     if not verdict.accepted:
         raise NoMatch(
             f"Squash would differ by {verdict.excess:.2g} times the tolerance ({verdict.case})"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -37,6 +37,7 @@ MOST_NODES = 20_000
 MOST_ELEMENTS = 1 << 28  # maximum number of elements in an input
 # Limit on all values together with more than two images; further images add no information.
 MOST_BYTES = 1 << 28
+LARGE_BYTES = 1 << 26  # values from which fewer images than 7 are run, if no axis has their number
 _WIDE = {TensorProto.FLOAT: TensorProto.DOUBLE}
 
 
@@ -61,6 +62,7 @@ class Values(Graph):
         floats: the tensors in FP32.
         constant: the tensors that do not depend on the inputs (shapes count as constant).
         sources: the tensors that each non-constant tensor is computed from, in topological order.
+        answers: what is known about pieces of the graph (`equal_pieces.once`).
 
     Raises:
         NoMatch: the graph does not run, or is too large.
@@ -123,7 +125,9 @@ class Values(Graph):
         why = ""
         # One image comes last: broadcasting repeats it as often as the file was traced with.
         batches = [*BATCHES[:-1], *self._named_batches(), BATCHES[-1]] if self.free else [0]
-        each = self._bytes_of_an_image(session) if self.free else 0
+        each, axes = self._image(session) if self.free else (0, set())
+        if BATCHES[0] * each > LARGE_BYTES:
+            batches = [*(b for b in (3, 5) if b not in axes), *batches]
         for batch in batches:
             if (batch > 2 and batch * each > MOST_BYTES) or (
                 self.has_named_dims and not self.free and batch != batches[-1]
@@ -163,12 +167,17 @@ class Values(Graph):
         same = all(np.array_equal(values[n], m) for n, m in zip(names, moved, strict=True))
         return rows if same else self.batch
 
-    def _bytes_of_an_image(self, session: Session) -> int:
-        """The size in bytes of all values for one image; 0 if the graph does not run with two images."""
+    def _image(self, session: Session) -> tuple[int, set[int]]:
+        """The size in bytes of all values for one image, and the sizes of their axes.
+
+        Nothing if the graph does not run with two images.
+        """
         try:
-            return _bytes(session.run(None, self.feeds(2))) // 2
+            found = session.run(None, self.feeds(2))
         except Exception:
-            return 0
+            return 0, set()
+        constants = {d for value in self.weights.values() for d in value.shape}
+        return _bytes(found) // 2, constants.union(*(np.shape(value) for value in found))
 
     def _named_batches(self) -> list[int]:
         """Batch sizes that the file may have been traced with: the first numbers of its constants."""
@@ -210,6 +219,7 @@ class Values(Graph):
                 self.sources |= dict.fromkeys(filter(None, node.output), varying)
         self.order = {name: k for k, name in enumerate(self.sources)}
         self.twins: dict[str, list[str]] = {}
+        self.answers: dict[tuple[Hashable, ...], Any] = {}
 
     @property
     def kinds(self) -> dict[str, int]:
