@@ -9,7 +9,7 @@ import functools
 import inspect
 import itertools
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -60,6 +60,8 @@ class OptionValue(_Kind):
         if self.listed:
             own = self._parse not in (self.kind, _PARSERS.get(self.kind))
             parts = [value] if own else words(value)
+            if not parts:
+                raise UsageError(f"{_label(param)} has no value.", param.help, "Leave it out.")
             return tuple(self._converted(part, param) for part in parts)
         return self._converted(value, param)
 
@@ -144,8 +146,11 @@ class Command(click.Command):
         self.example = example
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments, and refuse any that are left over."""
+        """Parse the arguments; refuse any that are left over, and options that are given again."""
         try:
+            if not ctx.resilient_parsing:
+                _, _, given = self.make_parser(ctx).parse_args(list(args))
+                _refuse_repeated(given)
             rest = super().parse_args(ctx, args)
         except click.UsageError as error:
             raise _explained(error, ctx) from None
@@ -340,7 +345,7 @@ def _label(param: click.Parameter) -> str:
     """A parameter's name on the command line."""
     if isinstance(param, VerbArgument):
         return param.shown
-    return max((*param.opts, *param.secondary_opts), key=len)
+    return max(param.opts, key=len)
 
 
 def _see(ctx: click.Context, what: str = "options") -> str:
@@ -348,19 +353,38 @@ def _see(ctx: click.Context, what: str = "options") -> str:
 
 
 def _close(word: str, known: Iterable[str]) -> str:
+    """The nearest word; the dashes that all options share do not make them alike."""
     from difflib import get_close_matches
 
-    found = get_close_matches(word, list(known), n=1)
-    return f"Did you mean {found[0]}?" if found else ""
+    plain = {name.lstrip("-"): name for name in known}
+    found = get_close_matches(word.lstrip("-"), plain, n=1)
+    return f"Did you mean {plain[found[0]]}?" if found else ""
+
+
+def _refuse_repeated(given: Sequence[click.Parameter]) -> None:
+    """Refuse an option that is given twice, of which click would take the last.
+
+    Args:
+        given: the parameters as they were typed.
+
+    Raises:
+        UsageError: one that takes a single value is among them twice.
+    """
+    seen = set()
+    for param in given:
+        if isinstance(param, VerbOption) and not param.multiple and param.name in seen:
+            name = (
+                "/".join((_label(param), *param.secondary_opts)) if param.is_flag else _label(param)
+            )
+            why = "It is a switch." if param.is_flag else f"It takes one value. {param.help}"
+            raise UsageError(f"{name} is given twice.", why, "Give it once.")
+        seen.add(param.name)
 
 
 def _explained(error: click.UsageError, ctx: click.Context) -> UsageError:
     """A click usage error, converted to one of this package."""
     if isinstance(error, click.NoSuchOption):
         known = [name for p in ctx.command.get_params(ctx) for name in (*p.opts, *p.secondary_opts)]
-        if not error.option_name.startswith("--h"):
-            # It resembles many short options, and the last line names it anyway.
-            known.remove("--help")
         return UsageError(
             f"{ctx.command_path} has no option {error.option_name}.",
             _close(error.option_name, known),

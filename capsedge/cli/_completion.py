@@ -132,14 +132,6 @@ NAMES: Mapping[str, Known] = {
     "verify checkpoint": _trained,
     "verify models": _trained,
 }
-# Parameters that take several names separated by commas.
-LISTS: Mapping[str, Known] = {
-    "compare": words.PEERS,
-    "what": (
-        *("reconstructions", "segmentation", "dimensions", "iterations", "couplings", "agreement"),
-        *("responsibilities", "capsules", "hardest"),
-    ),
-}
 # Parameters that take a file although they are not paths: a name or a file, a file and a class in it, an
 # address.
 FILES = frozenset(
@@ -174,12 +166,11 @@ def offered(
 ) -> list[CompletionItem]:
     """The completions for the text typed so far for a parameter."""
     keys = (f"{verb} {parameter.name}", str(parameter.name))
-    lists, names = (next((t[k] for k in keys if k in t), ()) for t in (LISTS, NAMES))
     is_path = getattr(parameter.type, "kind", None) is Path
-    if choices := getattr(parameter.type, "choices", ()):
-        lists, names = (choices, ()) if getattr(parameter.type, "listed", False) else ((), choices)
-    before, comma, start = incomplete.rpartition(",") if lists else ("", "", incomplete)
-    known = lists or names
+    choices: Known = getattr(parameter.type, "choices", ())
+    known = choices or next((NAMES[k] for k in keys if k in NAMES), ())
+    listed = getattr(parameter.type, "listed", False)
+    before, comma, start = incomplete.rpartition(",") if listed else ("", "", incomplete)
     found = [
         CompletionItem(before + comma + name)
         for name in (known if isinstance(known, tuple) else known(ctx))

@@ -57,7 +57,10 @@ Device = Annotated[
     str | None,
     Option("--device", help="cpu, cuda or cuda:1; by default the CPU, or the GPU for an engine."),
 ]
-BatchSizes = Annotated[str, Option("--batch", help="Batch sizes, for example 1,8.")]
+BatchSizes = Annotated[
+    tuple[int, ...],
+    Option("--batch", help="Batch sizes, for example 1,8.", min=1, max=LARGEST_BATCH),
+]
 DeployedFolder = Annotated[
     Path,
     Option("-o", "--output", help="The folder; that of an earlier run is replaced."),
@@ -69,25 +72,6 @@ Limit = Annotated[
         "--limit", min=1, max=LARGEST_COUNT, help="Use only N evaluation images, chosen at random."
     ),
 ]
-
-
-def batch_sizes(text: str, option: str = "--batch") -> list[int]:
-    """The batch sizes of an option such as ``1,8``, without duplicates and in ascending order.
-
-    Raises:
-        UsageError: they are not whole numbers, or out of bounds.
-    """
-    try:
-        found = sorted({whole(part) for part in text.split(",")})
-    except ValueError:
-        found = [0]
-    if found[0] < 1 or found[-1] > LARGEST_BATCH:
-        raise UsageError(
-            f"Invalid {option} {text:.40}.",
-            f"It takes whole numbers from 1 to {LARGEST_BATCH}.",
-            f"For example: {option} 1,8.",
-        )
-    return found
 
 
 def exclude(**options: object) -> None:

@@ -38,13 +38,13 @@ Output = Annotated[
     WRITES,
 ]
 Example = Annotated[
-    str | None,
+    list[str] | None,
     Option(
         "--example",
         help=(
-            "Input of --module without the batch, such as 1x28x28; several separated by commas, with "
-            "names and types as in hist:*50:int64,user:int64 (* before an axis that stays free); or an "
-            ".npy or .npz file. By default that of --inputs."
+            "Input of --module without the batch, such as 1x28x28; several separated by commas or each "
+            "with its own --example, with names and types as in hist:*50:int64,user:int64 (* before an "
+            "axis that stays free); or an .npy or .npz file. By default that of --inputs."
         ),
         panel="Your own network",
     ),
@@ -127,7 +127,7 @@ def command(
         checkpoint=checkpoint, routing=routing, iters=options.iterations,
         **{"freeze-couplings": frozen.freeze_couplings},
     )  # fmt: skip
-    example = _example(own, example, check_inputs)
+    shapes = _example(own, example or [], check_inputs)
     require(
         "onnx", "onnxruntime", "onnxscript", "torch",
         what="Export needs PyTorch and ONNX.", fix="pip install 'capsedge[export]'",
@@ -137,7 +137,7 @@ def command(
     description = Description(**described.keywords(), typical=typical_data)
     job = _ExportArguments(options, description, check_inputs, output, dry_run, as_json)
     if own is not None:
-        _export_user_module(own, str(example), job)
+        _export_user_module(own, shapes, job)
     else:
         _export_known(checkpoint, routing, frozen, job)
 
@@ -240,11 +240,15 @@ def _export_known(
     _show(made.report, subject, job.as_json, {"frozen_couplings": made.measured})
 
 
-def _example(
-    subject: UserModuleSpec | None, example: str | None, inputs: Path | None
-) -> str | None:
+def _example(subject: UserModuleSpec | None, example: list[str], inputs: Path | None) -> str:
     """The given example; without one, the user's own inputs."""
-    if subject is not None and example is None:
+    if len(example) > 1 and any(each.endswith((".npy", ".npz")) for each in example):
+        raise UsageError(
+            "--example takes one file.",
+            "An .npz file holds an array for each input.",
+            "Pass a single .npz file, or the shape of each input.",
+        )
+    if subject is not None and not example:
         if inputs is not None:
             return str(inputs)
         raise UsageError(
@@ -252,13 +256,13 @@ def _example(
             "The input shape is otherwise unknown.",
             "Add the shape of one image, channels first: --example 1x28x28",
         )
-    if subject is None and example is not None:
+    if subject is None and example:
         raise UsageError(
             "--example needs --module.",
             "The input shape of the package's models is known.",
             "Leave it out.",
         )
-    return example
+    return ",".join(example)
 
 
 @dataclass(frozen=True)

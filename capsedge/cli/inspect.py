@@ -44,7 +44,7 @@ ForDevice = Annotated[
 
 def command(
     file: File,
-    batch: _options.BatchSizes = "1,8",
+    batch: _options.BatchSizes = (1, 8),
     forecast: Forecast = False,
     layers: Layers = False,
     device: ForDevice = None,
@@ -54,7 +54,7 @@ def command(
     from capsedge.runtime.inspection import inspect
     from capsedge.runtime.inspection_report import Inspection
 
-    batches = _options.batch_sizes(batch)
+    batches = sorted(set(batch))
     if reading.path_kind(file) == reading.FOLDER:
         _c_folder(file, {"forecast": forecast, "layers": layers, "device": device}, as_json)
         return

@@ -10,11 +10,11 @@ from capsedge.cli._options import UserModuleOptions, grouped
 from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._paths import READS, READS_MODEL, WRITES
 from capsedge.errors import ExitCode, UsageError
-from capsedge.options import words
 from capsedge.runtime.files.writing import check_writable
 from capsedge.runtime.profiling.profile_options import ProfileOptions
 from capsedge.runtime.result_summary import check_chart
 from capsedge.runtime.runtime_options import RuntimeOptions
+from capsedge.spec.vocabularies import PEERS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -38,11 +38,8 @@ Inputs = Annotated[
     READS,
 ]
 Compare = Annotated[
-    str,
-    Option(
-        "--compare",
-        help="Other backends to measure in alternation: torch, ort, openvino, litert, mnn.",
-    ),
+    tuple[str, ...],
+    Option("--compare", help="Other backends to measure in alternation.", choices=PEERS),
 ]
 Checkpoint = Annotated[
     Path | None,
@@ -73,7 +70,7 @@ def command(
     runtime: RuntimeOptions,
     user_module: UserModuleOptions,
     models: Models = None,
-    compare: Compare = "",
+    compare: Compare = (),
     inputs: Inputs = None,
     checkpoint: Checkpoint = None,
     peer_model: PeerModel = None,
@@ -92,7 +89,7 @@ def command(
     from capsedge.runtime.profiling.compare_models import profile_models
     from capsedge.runtime.zoo import default_model
 
-    peers = words(compare)
+    peers = list(compare)
     check_installed(peers)
     source = user_module.spec(checkpoint=checkpoint)
     _check_peers(peers, checkpoint, peer_model, user_module.module)

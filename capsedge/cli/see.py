@@ -31,14 +31,20 @@ Output = Annotated[
     Option("-o", "--output", help="The picture: *.png, *.svg, or *.html for several."),
     WRITES,
 ]
+# Written out, because the module that draws them needs numpy; a test compares.
+PICTURES = (
+    *("reconstructions", "segmentation", "dimensions", "iterations", "couplings", "agreement"),
+    *("responsibilities", "capsules", "hardest"),
+)
 What = Annotated[
-    str,
+    tuple[str, ...],
     Option(
         "--what",
         help=(
-            "Pictures, for example segmentation,capsules; an unknown name lists all. By default "
-            "the first that the file supports; with *.html all of them."
+            "Pictures, for example segmentation,capsules. By default the first that the file supports; with "
+            "*.html all of them."
         ),
+        choices=PICTURES,
     ),
 ]
 Labels = Annotated[
@@ -52,7 +58,7 @@ Labels = Annotated[
     ),
 ]
 Forced = Annotated[
-    str,
+    tuple[str, ...],
     Option(
         "--force",
         help="For segmentation: two classes to draw regardless of the prediction, for example 5,7.",
@@ -100,9 +106,9 @@ def command(
     runtime: RuntimeOptions,
     images: Images = None,
     output: Output = None,
-    what: What = "",
+    what: What = (),
     label: Labels = None,
-    force: Forced = "",
+    force: Forced = (),
     of: Of = "",
     layer: Layer = "",
     data: Data = None,
@@ -128,7 +134,7 @@ def command(
         images=image_files(images or []),
         invert=invert,
         labels=[words(pair) for pair in label or ()],
-        forced=words(force),
+        forced=force,
         of=of,
         layer=layer,
         data=data,
@@ -137,7 +143,7 @@ def command(
     )
     session = load(model, runtime)
     several = output is not None and output.suffix.lower() == ".html"
-    names = figure_kinds.chosen(session, options, words(what), several)
+    names = figure_kinds.chosen(session, options, what, several)
     if output is not None:
         check_picture(output, len(names))
     pictures = [figure_kinds.KINDS[name].compute(session, options) for name in names]

@@ -167,7 +167,6 @@ def test_no_name_is_left_over() -> None:
             known |= {name, f"{verb} {name}"}
     offered_for = {
         *_completion.NAMES,
-        *_completion.LISTS,
         *_completion.FILES,
         *_completion.SUFFIXES,
     }
@@ -211,7 +210,7 @@ def test_nothing_heavy_is_imported() -> None:
         "from capsedge.cli import _completion\n"
         "import click\n"
         "ctx = click.Context(click.Command('x'))\n"
-        "for known in (*_completion.NAMES.values(), *_completion.LISTS.values()):\n"
+        "for known in _completion.NAMES.values():\n"
         "    known(ctx) if callable(known) else None\n"
         "assert not {'torch', 'onnx', 'onnxruntime', 'numpy'} & set(sys.modules)\n"
     )

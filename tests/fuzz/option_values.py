@@ -14,7 +14,7 @@ import click
 import capsedge
 from capsedge.cli import app
 from capsedge.cli._commands import VerbOption
-from capsedge.cli._options import MetadataOptions, UserModuleOptions, batch_sizes
+from capsedge.cli._options import MetadataOptions, UserModuleOptions
 from capsedge.options import Options, declared
 from capsedge.runtime.backends.backend import parse_device
 from tools.docs.commands import verbs
@@ -44,7 +44,6 @@ def _example(text: str) -> object:
 
 # What the verbs do with texts that are no fields of a dataclass of options, before anything else.
 TEXTS: dict[str, Callable[[str], object]] = {
-    "inspect --batch": batch_sizes,
     "export --example": _example,
     **dict.fromkeys(
         [f"{verb} --device" for verb in ("infer", "see", "batch", "profile", "serve", "inspect")],
