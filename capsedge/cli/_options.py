@@ -324,12 +324,14 @@ def _list(option: str, text: str | None) -> tuple[str, ...]:
 def class_names(source: Path) -> list[str]:
     """Read names from a text file with one per line, or from a comma-separated list.
 
+    A single word that names no file is the name of the only class, unless it looks like a file's.
+
     Raises:
         UsageError: there is no such file, or the text is not such a list.
     """
     text = str(source)
     if reading.path_kind(source) is None:
-        if "," not in text:
+        if "," not in text and (source.suffix or source.name != text):
             raise UsageError(
                 f"There is no file {source}.",
                 "--classes takes a text file with one class per line, or a list of classes.",

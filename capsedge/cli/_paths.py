@@ -101,8 +101,8 @@ def _arrays(text: str) -> Path | None:
 
 
 def _list(text: Any) -> Path | None:
-    """The file, unless the text is a list."""
-    return None if "," in str(text) and reading.path_kind(text) is None else Path(text)
+    """The file, unless the text is a list, or the name of a single class."""
+    return file_or_name(text) if "," not in str(text) or reading.path_kind(text) else None
 
 
 def _image(path: Path) -> Path | None:

@@ -64,7 +64,11 @@ class VerifyOptions(Options):
         "engine.",
     )
     made_from: Path | None = option(
-        None, "The ONNX file that a folder of C was made from.", "--reference", path="model"
+        None,
+        "The ONNX file that a folder of C was made from, which the C is compared with, unless --checkpoint "
+        "or --module names its network in PyTorch.",
+        "--reference",
+        path="model",
     )
 
     def __post_init__(self) -> None:

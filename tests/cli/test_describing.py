@@ -69,6 +69,14 @@ def test_range_is_that_of_the_input(pixel_range: str, low: float, high: float) -
     assert np.allclose(found, [[[low, high]]], atol=1e-6)
 
 
+def test_one_class() -> None:
+    """A single word is no file; what looks like one is."""
+    assert stated(classes="lung")["class_names"] == ["lung"]
+    for path in ("lungs.txt", "data/lung"):
+        with pytest.raises(UsageError, match="There is no file"):
+            stated(classes=path)
+
+
 def test_outputs() -> None:
     found = stated(task="regression", outputs="yaw, pitch", units="degrees", values="a,b")
     names = Outputs(values=("a", "b"), names=("yaw", "pitch"), units=("degrees",))

@@ -148,6 +148,27 @@ def test_lists_may_be_given_in_parts(monkeypatch: pytest.MonkeyPatch, capsys: An
     assert one == said([*line, "--batch", "4", "--batch", "1"], monkeypatch, capsys)
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "train --data {here} -o {here}/run.safetensors",
+        "sweep --data {here} --keep {here}/points.json",
+        "deploy web digits-em -o {here}/index.html",
+        "deploy triton digits-em -o {here}/models.zip",
+        "build {zoo}/digits-attention.onnx --target c -o {here}/net.c",
+    ],
+)
+def test_a_folder_is_not_named_like_a_file(
+    line: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    pytest.importorskip("onnxscript")
+    words = line.format(here=tmp_path, zoo=ROOT / "capsedge/zoo").split()
+    code, _, err = said(words, monkeypatch, capsys)
+    assert code == 2
+    assert err.splitlines()[0] == f"error: {words[-1]} would be a folder."
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_several_examples_are_several_inputs() -> None:
     from capsedge.cli.export import _example
     from capsedge.models.user_module import UserModuleSpec
