@@ -329,7 +329,7 @@ def iteration_counts(text: str) -> tuple[int, ...]:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def takes(*kinds: type) -> Callable[[F], F]:
+def takes(*kinds: type[Options]) -> Callable[[F], F]:
     """Let a function take the fields of dataclasses of options as keyword arguments.
 
     The function itself gets the dataclasses, each as the parameter that is annotated with it; callers inside
@@ -337,7 +337,7 @@ def takes(*kinds: type) -> Callable[[F], F]:
     signature and documentation list every option.
 
     Args:
-        kinds: the dataclasses; others, such as `Description`, stay a parameter and are only checked.
+        kinds: the dataclasses.
     """
 
     def decorate(function: F) -> F:
@@ -349,7 +349,7 @@ def takes(*kinds: type) -> Callable[[F], F]:
 
         call.__signature__ = arguments.signature()  # type: ignore[attr-defined]
         call.__doc__ = arguments.documentation()
-        call.__options__ = tuple(arguments.options)  # type: ignore[attr-defined]
+        call.__options__ = kinds  # type: ignore[attr-defined]
         return typing.cast(F, call)
 
     return decorate
@@ -363,7 +363,7 @@ def options_of(function: Callable[..., Any]) -> tuple[type[Options], ...]:
 class _Arguments:
     """What a function takes: its own parameters, and the fields of the dataclasses in them."""
 
-    def __init__(self, function: Callable[..., Any], kinds: tuple[type, ...]) -> None:
+    def __init__(self, function: Callable[..., Any], kinds: tuple[type[Options], ...]) -> None:
         self._function, self._name = function, function.__name__
         parameters = inspect.signature(function).parameters.values()
         self._parameters = {p.name: p for p in parameters if p.kind is not p.VAR_KEYWORD}
@@ -371,7 +371,7 @@ class _Arguments:
             kind: next(n for n, p in self._parameters.items() if kind.__name__ in str(p.annotation))
             for kind in kinds
         }
-        self.options = [kind for kind in kinds if issubclass(kind, Options)]
+        self.options = kinds
         self._homes = {
             field.name: kind for kind in self.options for field in dataclasses.fields(kind)  # type: ignore[arg-type]
         }  # fmt: skip
@@ -395,11 +395,9 @@ class _Arguments:
         passed = {**dict(zip(self._parameters, args, strict=False)), **kept}
         for kind, name in self._where.items():
             if not isinstance(passed.get(name), (kind, type(None))):
-                wanted = (
-                    "keyword arguments" if kind in self.options else f"capsedge.{kind.__name__}"
-                )
                 raise UsageError(
-                    f"{name} has the type {type(passed[name]).__name__}.", f"Expected: {wanted}."
+                    f"{name} has the type {type(passed[name]).__name__}.",
+                    "Expected: keyword arguments.",
                 )
             if name in passed and kind in chosen:
                 raise TypeError(f"{self._name}() got both {name} and {', '.join(chosen[kind])}")
@@ -415,7 +413,7 @@ class _Arguments:
 
     def signature(self) -> inspect.Signature:
         """The signature with every option in place of the parameters that hold them."""
-        hidden = {self._where[kind] for kind in self.options}
+        hidden = set(self._where.values())
         shown = [p for p in self._parameters.values() if p.name not in hidden]
         for kind in self.options:
             shown += [

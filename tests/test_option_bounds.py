@@ -155,7 +155,7 @@ def _made(kind: Any, option: click.Parameter, text: str) -> None:
     value = (text,) if getattr(option, "multiple", False) else text
     made = kind(**{str(option.name): option.type_cast_value(click.Context(app), value)})
     if isinstance(made, MetadataOptions):
-        made.keywords()
+        made.description()
 
 
 def test_texts_with_numbers_in_them_are_bounded() -> None:

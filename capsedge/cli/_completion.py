@@ -108,6 +108,7 @@ def _boards(_: click.Context) -> Iterable[str]:
 
 # By parameter name; if verbs differ, by verb and parameter.
 NAMES: Mapping[str, Known] = {
+    "describe": tuple(f"{name}=" for name in words.DESCRIPTION_FIELDS[6:]),
     "device": _devices,
     "family": tuple(_VARIANTS),
     "ops": words.OPS,
@@ -136,7 +137,15 @@ NAMES: Mapping[str, Known] = {
 # address.
 FILES = frozenset(
     (
-        *("module", "reference_code", "batch model", "batch output", "batch source", "infer model"),
+        *(
+            "module",
+            "reference_code",
+            "describe",
+            "batch model",
+            "batch output",
+            "batch source",
+            "infer model",
+        ),
         *("prune checkpoint", "export checkpoint", "sweep checkpoint", "verify models"),
         *("see model", "train model"),
     )
@@ -156,7 +165,7 @@ SUFFIXES: Mapping[str, tuple[str, ...]] = {
     "files": ("pt", "pth", "tar", "chkpt", "ckpt", "bin", "safetensors", "npz", "h5", "keras"),
     "file": (*_MODEL_FILES, "safetensors"),
     **dict.fromkeys(("inputs", "check_inputs"), ("npz", "npy")),
-    "key_map": ("toml",),
+    **dict.fromkeys(("key_map", "describe"), ("toml",)),
     "weights": ("pt", "pth", "tar", "chkpt", "ckpt", "bin", "safetensors"),
 }
 

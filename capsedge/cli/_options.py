@@ -10,34 +10,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from capsedge.cli._parameters import Option
-from capsedge.cli._paths import READS_DATA, READS_OR_NAME, ROLES, PathRole
+from capsedge.cli._paths import READS_DATA, READS_OR_NAME, ROLES, PathRole, described_file
 from capsedge.errors import UsageError
 from capsedge.options import (
     LARGEST_BATCH,
     LARGEST_COUNT,
     Declared,
     Options,
-    bounds,
     declared,
-    number,
     option,
-    whole,
-    within,
-    words,
 )
 from capsedge.runtime.files import reading
-from capsedge.spec import limits
-from capsedge.spec.vocabularies import (
-    ORDERS,
-    PER_IMAGE,
-    PIXEL_RANGES,
-    RESIZE_RULES,
-    SCORE_KINDS,
-    TASK_CHOICES,
-)
+from capsedge.spec.vocabularies import DESCRIPTION_FIELDS, PIXEL_RANGES, TASK_CHOICES
 
 if TYPE_CHECKING:
     from capsedge.models.user_module import UserModuleSpec
+    from capsedge.runtime.user_metadata import Description
 
 
 # --- Single options ---
@@ -208,6 +196,22 @@ Typical = Annotated[
 ]
 
 
+def _description(text: str) -> str:
+    """A file, or a field.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    name, equals, _ = text.partition("=")
+    if equals and name not in DESCRIPTION_FIELDS and reading.path_kind(text) is None:
+        raise UsageError(
+            f"Invalid --describe {text:.40}.",
+            f"There is no such file, and no field {name:.40}.",
+            f"Its fields: {', '.join(DESCRIPTION_FIELDS)}.",
+        )
+    return text
+
+
 @dataclass(frozen=True)
 class MetadataOptions(Options):
     """The metadata of a file."""
@@ -244,187 +248,35 @@ class MetadataOptions(Options):
     std: str | None = option(
         None, "Standard deviation to divide by, after --mean.", panel=_METADATA_PANEL
     )
-    per_image: str | None = option(
-        None,
-        "Normalize each image by itself: standardize, or min-max (stretch to the full range).",
-        choices=PER_IMAGE[1:],
+    describe: tuple[str, ...] = option(
+        (),
+        "A TOML file of these and further fields, or one field as NAME=VALUE: "
+        f"{', '.join(DESCRIPTION_FIELDS[6:])}. The options above come before it. Repeatable.",
+        metavar="FILE|NAME=VALUE",
+        parse=_description,
+        path="description",
         panel=_METADATA_PANEL,
-    )
-    order: str | None = option(
-        None,
-        "Order of the input's channels: RGB, or BGR as in OpenCV.",
-        choices=ORDERS,
-        panel=_METADATA_PANEL,
-    )
-    resize: str | None = option(
-        None,
-        "How images are brought to the input size: stretch, pad, crop or center.",
-        choices=RESIZE_RULES,
-        panel=_METADATA_PANEL,
-    )
-    scores: str | None = option(
-        None,
-        "Output that decides the class, if it is not called lengths or logits.",
-        panel=_METADATA_PANEL,
-    )
-    score_kind: str | None = option(
-        None,
-        "What that output holds: length, logits or probability; by default inferred from its values.",
-        choices=SCORE_KINDS,
-        panel=_METADATA_PANEL,
-    )
-    poses: str | None = option(
-        None, "Output with a pose for each class, if it is not called poses.", panel=_METADATA_PANEL
-    )
-    values: str | None = option(
-        None, "Outputs that hold a regression's values; all by default.", panel=_METADATA_PANEL
-    )
-    outputs: str | None = option(
-        None, "Names of a regression's values, such as yaw,pitch,roll.", panel=_METADATA_PANEL
-    )
-    units: str | None = option(
-        None, "Their units: one for all, such as degrees, or one for each.", panel=_METADATA_PANEL
     )
 
-    def keywords(self) -> dict[str, Any]:
-        """The keywords ``class_names``, ``preprocessing``, ``task`` and ``outputs`` of `capsedge.export`.
+    def description(self, typical: Path | None = None) -> Description:
+        """What the options and the files say of a network.
+
+        Args:
+            typical: the value of ``--typical-data``.
 
         Raises:
             UsageError: an option has a wrong value, or contradicts another.
         """
-        return _keywords(**vars(self))
+        from capsedge.runtime.description_fields import described, read_fields, read_file
 
-
-def _keywords(**options: Any) -> dict[str, Any]:
-    from capsedge.runtime.metadata import Outputs
-
-    lists = {name: _list(name, options[name]) for name in ("values", "outputs", "units")}
-    outputs = Outputs(
-        options["scores"] or "", options["score_kind"] or "", options["poses"] or "",
-        lists["values"], lists["outputs"], lists["units"],
-    )  # fmt: skip
-    declared = {
-        "class_names": None if options["classes"] is None else class_names(options["classes"]),
-        "preprocessing": _preprocessing(options) or None,
-        "task": options["task"],
-        "outputs": outputs if outputs != Outputs() else None,
-    }
-    return {name: value for name, value in declared.items() if value is not None}
-
-
-def _list(option: str, text: str | None) -> tuple[str, ...]:
-    if text is None:
-        return ()
-    found = tuple(part.strip() for part in text.split(","))
-    if not all(found) and option != "units":
-        raise UsageError(f"Invalid --{option} '{text}'.", "A name is empty.", "For example: a,b,c.")
-    return found
-
-
-def class_names(source: Path) -> list[str]:
-    """Read names from a text file with one per line, or from a comma-separated list.
-
-    A single word that names no file is the name of the only class, unless it looks like a file's.
-
-    Raises:
-        UsageError: there is no such file, or the text is not such a list.
-    """
-    text = str(source)
-    if reading.path_kind(source) is None:
-        if "," not in text and (source.suffix or source.name != text):
-            raise UsageError(
-                f"There is no file {source}.",
-                "--classes takes a text file with one class per line, or a list of classes.",
-                "Check the path, or list the classes: --classes a,b,c.",
-            )
-        return _named(text.split(","), "--classes", "name")
-    with reading.open_regular_file(source, "Pass a text file with one class per line.") as file:
-        data = file.read(limits.METADATA_BYTES + 1)
-    if len(data) > limits.METADATA_BYTES:
-        raise UsageError(
-            f"{source} is too large to be a list of classes.",
-            "",
-            "Pass a text file with one class per line.",
-        )
-    try:
-        lines = data.decode("utf-8-sig").splitlines()
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{source} is not UTF-8 text.", f"{error}.", "Save it as UTF-8.") from None
-    while lines and not lines[-1].strip():
-        lines.pop()
-    return _named(lines, str(source), "line")
-
-
-def _named(parts: list[str], source: str, what: str) -> list[str]:
-    names = [part.strip() for part in parts]
-    for count, name in enumerate(names, start=1):
-        if not name or not name.isprintable():
-            problem = "is empty" if not name else "has characters that cannot be printed"
-            raise UsageError(
-                f"{source}: {what} {count} {problem}.",
-                "It names a class.",
-                "Give every class a name.",
-            )
-    if not names:
-        raise UsageError(f"{source} contains no class names.", "", "Write one class name per line.")
-    return names
-
-
-def _preprocessing(options: dict[str, Any]) -> dict[str, Any]:
-    """The fields of the preprocessing that the options state."""
-    changes: dict[str, Any] = {}
-    if options["size"] is not None:
-        changes["height"], changes["width"] = _size(options["size"])
-    if any(options[name] is not None for name in ("pixel_range", "mean", "std")):
-        chosen = "0-1" if options["pixel_range"] is None else options["pixel_range"]
-        scale, offset = PIXEL_RANGES[chosen]
-        mean = _numbers("mean", "0" if options["mean"] is None else options["mean"])
-        std = _numbers("std", "1" if options["std"] is None else options["std"])
-        if 0.0 in std:
-            raise UsageError(
-                "Invalid --std 0.", "Pixels are divided by this value.", "Use another number."
-            )
-        changes |= {"scale": scale, "mean": tuple(offset + m for m in mean), "std": std}
-    for name in ("per_image", "order", "resize"):
-        if options[name] is not None:
-            changes[name] = options[name]
-    if options["per_image"] == "standardize":
-        for name in ("pixel_range", "mean", "std"):
-            if options[name] is not None:
-                raise UsageError(
-                    f"--per-image standardize and --{name.removeprefix('pixel_')} cannot be used together.",
-                    "Standardization uses the mean and standard deviation of each image instead.",
-                    "Use one of them.",
-                )
-        changes |= {"mean": (0.0,), "std": (1.0,)}
-    return changes
-
-
-def _size(text: str) -> tuple[int, int]:
-    height, cross, width = text.lower().partition("x")
-    try:
-        found = whole(height), whole(width if cross else "")
-    except ValueError:
-        found = (0, 0)
-    if all(within(side, 1, limits.IMAGE_SIDE) for side in found):
-        return found
-    raise UsageError(
-        f"Invalid --size '{text:.40}'.",
-        f"The format is HEIGHTxWIDTH, in pixels {bounds(1, limits.IMAGE_SIDE)}.",
-        "For example: --size 28x28.",
-    )
-
-
-def _numbers(option: str, text: str) -> tuple[float, ...]:
-    try:
-        found = tuple(number(part) for part in words(text))
-    except ValueError:
-        found = ()
-    if not found or any(abs(each) > limits.INPUT_MAGNITUDE for each in found):
-        raise UsageError(
-            f"Invalid --{option} '{text:.40}'.",
-            f"It takes one number, or one per channel, separated by commas, "
-            f"{bounds(-limits.INPUT_MAGNITUDE, limits.INPUT_MAGNITUDE)}.",
-            "For example: 0.485,0.456,0.406.",
-        )
-    return found
+        fields: dict[str, Any] = {}
+        for text in self.describe:
+            name, _, value = text.partition("=")
+            given = {name: value} if described_file(text) is None else None
+            fields |= read_file(Path(text)) if given is None else read_fields(given)
+        own = {
+            "classes": self.classes, "task": self.task, "size": self.size,
+            "range": self.pixel_range, "mean": self.mean, "std": self.std,
+        }  # fmt: skip
+        fields |= read_fields({k: v for k, v in own.items() if v is not None}, prefix="--")
+        return described(fields | ({} if typical is None else {"typical_data": typical}))

@@ -132,9 +132,7 @@ def command(
         "onnx", "onnxruntime", "onnxscript", "torch",
         what="Export needs PyTorch and ONNX.", fix="pip install 'capsedge[export]'",
     )  # fmt: skip
-    from capsedge.runtime.user_metadata import Description
-
-    description = Description(**described.keywords(), typical=typical_data)
+    description = described.description(typical_data)
     job = _ExportArguments(options, description, check_inputs, output, dry_run, as_json)
     if own is not None:
         _export_user_module(own, shapes, job)

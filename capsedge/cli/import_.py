@@ -62,10 +62,9 @@ def command(
         "torch", "safetensors", what="Import needs PyTorch.", fix="pip install 'capsedge[import]'"
     )
     from capsedge.importers.import_checkpoint import import_checkpoint
-    from capsedge.runtime.user_metadata import Description
 
     target = output or _default_output(files)
-    description = Description(**described.keywords())
+    description = described.description()
     stage_reporter(as_json)(
         "reading the weights, building the network"
         + (", comparing" if options.reference_code else "")

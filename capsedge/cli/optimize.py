@@ -40,13 +40,12 @@ def command(
         fix="pip install 'capsedge[build]'",
     )  # fmt: skip
     from capsedge.optimization.optimize import optimize
-    from capsedge.runtime.user_metadata import Description
 
     done = optimize(
         model,
         output or model.parent / f"{model.stem}.fused.onnx",
         options,
-        description=Description(**described.keywords(), typical=typical_data),
+        description=described.description(typical_data),
         progress=stage_reporter(as_json),
     )
     print_report(done, as_json)

@@ -72,7 +72,8 @@ def starting(names: Iterable[str], start: str) -> list[str]:
         ("capsedge export --with rec", ["reconstruction"]),
         ("capsedge export --ops ", ["auto", "fused", "portable"]),
         ("capsedge deploy ", ["web", "triton", "kserve"]),
-        ("capsedge export --resize ", ["stretch", "pad", "crop", "center"]),
+        ("capsedge export --range ", ["0-1", "0-255", "-1-1"]),
+        ("capsedge export --describe res", ["resize="]),
     ],
 )
 def test_names(line: str, wanted: list[str]) -> None:

@@ -81,7 +81,7 @@ def read(data: bytes) -> object:
             passed = sum(value, ()) if getattr(option.type, "listed", False) else value
             made.append(kind(**{str(option.name): passed}))
             if isinstance(made[-1], MetadataOptions):
-                made.append(made[-1].keywords())
+                made.append(made[-1].description())
     use = TEXTS.get(f"{name} {max(option.opts, key=len)}")
     return made, use and use(text)
 
