@@ -281,6 +281,43 @@ def words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
+def assigned(
+    kind: type[Options], names: Iterable[str], texts: Iterable[str], label: str
+) -> dict[str, Any]:
+    """The fields of a dataclass of options that texts such as ``batch=8`` set; the last one wins.
+
+    Args:
+        kind: the dataclass.
+        names: the fields that may be set.
+        texts: what was given for an option of the command line.
+        label: that option.
+
+    Raises:
+        UsageError: there is no such field, or its value is wrong.
+    """
+    known = {each.name: each for each in declared(kind) if each.name in names}
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        if name not in known:
+            raise UsageError(
+                f"Invalid {label} {text:.40}.",
+                "It takes one field as NAME=VALUE.",
+                f"Its fields: {', '.join(known)}.",
+            )
+        each = known[name]
+        parse = {int: whole, float: number}.get(each.kind, each.kind)
+        try:
+            parts = [parse(part) for part in (words(value) if each.several else [value])]
+        except ValueError:
+            kind_of = "a whole number" if each.kind is int else "a number"
+            raise UsageError(f"Invalid {label} {text:.40}.", f"It takes {kind_of}.") from None
+        for part in parts:
+            check(each, part)
+        found[name] = tuple(parts) if each.several else parts[0]
+    return found
+
+
 def tolerance(text: str) -> tuple[float, float]:
     """The two parts of a tolerance such as ``1e-5,1e-4``: absolute and relative.
 

@@ -22,7 +22,6 @@ from capsedge.optimization.optimize_options import OptimizeOptions
 from capsedge.optimization.sweep_options import SweepOptions
 from capsedge.options import Declared, Options, bounds, declared, number, options_of, whole
 from capsedge.runtime.backends.backend import parse_device
-from capsedge.serving.deploy.deploy_options import KServeOptions
 from capsedge.serving.serve_options import ServeOptions
 from capsedge.serving.served_models import _as_number
 from capsedge.verification.verify_options import VerifyOptions
@@ -59,7 +58,6 @@ TEXTS: dict[tuple[str, str], tuple[str, ...]] = {
     ("export", "--tolerance"): ("1e-5", "-1,0", "1e7,0", "0,٣"),
     ("verify", "--tolerance"): ("1e-5", "-1,0", "1e7,0", "0,٣"),
     ("sweep", "--iters"): ("0", "101", "1..101", "1..٣", "-1"),
-    ("deploy kserve", "--replicas"): ("1", "-1:2", "1:2147483648", "1:٣"),
     ("export", "--size"): ("0x1", "1x32769", "28", "٣x٣", "9999999999x28"),
     ("export", "--mean"): ("1e30", "٣"),
     ("export", "--std"): ("0", "1e30", "٣"),
@@ -163,7 +161,6 @@ def test_texts_with_numbers_in_them_are_bounded() -> None:
     kinds = {
         "optimize": OptimizeOptions, "serve": ServeOptions, "build": BuildOptions,
         "export": ExportOptions, "verify": VerifyOptions, "sweep": SweepOptions,
-        "deploy kserve": KServeOptions,
     }  # fmt: skip
     for (name, label), wrong in TEXTS.items():
         (option,) = [p for p in known[name].params if label in p.opts]

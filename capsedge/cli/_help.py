@@ -61,9 +61,6 @@ _GROUPS: Mapping[str, str] = {
     ),
     **dict.fromkeys(("profile compare", "profile peer_model", "profile checkpoint"), "Comparison"),
     **dict.fromkeys(
-        ("profile html", "profile png", "profile markdown", "profile trace"), "Reports"
-    ),
-    **dict.fromkeys(
         (
             *("build plugin", "build workspace", "build timing_cache"),
             *("build optimization_level", "build device"),
@@ -73,7 +70,7 @@ _GROUPS: Mapping[str, str] = {
     **dict.fromkeys(
         (
             f"deploy triton {n}"
-            for n in ("max_batch", "preferred_batches", "queue_delay", "instances")
+            for n in ("max_batch", "fields")
         ),
         "Batches and instances",
     ),

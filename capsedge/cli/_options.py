@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 
 from capsedge.cli._parameters import Option
 from capsedge.cli._paths import READS_DATA, READS_OR_NAME, ROLES, PathRole, described_file
@@ -86,11 +86,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     """The verb, with an option for each field of its parameters that are option dataclasses."""
     # Not typing.get_type_hints: with a default of None, Python 3.10 hides the option in an Optional.
     given = inspect.signature(command, eval_str=True).parameters
-    groups = {
-        name: [each for each in declared(p.annotation) if each.option.names]
-        for name, p in given.items()
-        if isinstance(p.annotation, type) and issubclass(p.annotation, Options)
-    }
+    groups = {name: fields for name, p in given.items() if (fields := _fields(p.annotation))}
     parameters: list[inspect.Parameter] = []
     for parameter in given.values():
         own = [_parameter(each) for each in groups.get(parameter.name, ())]
@@ -99,7 +95,9 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def run(**values: Any) -> None:
         made = {
-            name: given[name].annotation(**{each.name: values.pop(each.name) for each in group})
+            name: _dataclass(given[name].annotation)(
+                **{each.name: values.pop(each.name) for each in group}
+            )
             for name, group in groups.items()
         }
         command(**values, **made)
@@ -108,6 +106,31 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": None}
     return run
+
+
+@dataclass(frozen=True)
+class Only:
+    """The fields of an option dataclass that a verb has, as in ``Annotated[RuntimeOptions, Only("ops")]``."""
+
+    names: tuple[str, ...]
+
+    def __init__(self, *names: str) -> None:
+        object.__setattr__(self, "names", names)
+
+
+def _dataclass(annotation: Any) -> Any:
+    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+
+
+def _fields(annotation: Any) -> list[Declared]:
+    """The options of a parameter that is an option dataclass; none of any other."""
+    kind = _dataclass(annotation)
+    if not (isinstance(kind, type) and issubclass(kind, Options)):
+        return []
+    only = next(
+        (m.names for m in getattr(annotation, "__metadata__", ()) if isinstance(m, Only)), ()
+    )
+    return [e for e in declared(kind) if e.option.names and (not only or e.name in only)]
 
 
 def _parameter(each: Declared) -> inspect.Parameter:

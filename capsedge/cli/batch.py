@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 from capsedge.cli import _options, _output, _process
-from capsedge.cli._options import grouped
+from capsedge.cli._options import Only, grouped
 from capsedge.cli._output import bar
 from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._paths import PathRole, check_data, check_model, file_or_name
@@ -75,7 +75,7 @@ def command(
     source: BatchSource,
     output: Output,
     options: BatchOptions,
-    runtime: RuntimeOptions,
+    runtime: Annotated[RuntimeOptions, Only("device", "threads", "ops")],
     as_json: _options.Json = False,
 ) -> None:
     """Classify any number of images into a parquet table.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import webbrowser
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,8 +22,8 @@ from capsedge.cli._paths import (
     file_or_name,
 )
 from capsedge.errors import UsageError
-from capsedge.options import iteration_counts
-from capsedge.serving.deploy.deploy_options import KServeOptions, TritonOptions
+from capsedge.options import assigned, iteration_counts
+from capsedge.serving.deploy.deploy_options import SET, KServeOptions, TritonOptions
 
 if TYPE_CHECKING:
     from capsedge.serving.deploy.deployment import WebDeployment
@@ -126,16 +127,30 @@ Storage = Annotated[
 ]
 
 
+Fields = Annotated[
+    list[str] | None,
+    Option(
+        "--set",
+        help="A field of every model: preferred_batches (sizes that run as soon as they are reached, such as "
+        "8,16), queue_delay (microseconds that a request waits for others) or instances (copies that run at "
+        "the same time).",
+        metavar="NAME=VALUE",
+    ),
+]
+
+
 @grouped
 def triton(
     models: ServedModels,
     output: _options.DeployedFolder,
     options: TritonOptions,
+    fields: Fields = None,
     as_json: _options.Json = False,
 ) -> None:
     """Write a model repository for Triton Inference Server."""
     from capsedge.serving.deploy.triton import deploy_triton
 
+    options = replace(options, **assigned(TritonOptions, SET, fields or [], "--set"))
     made = deploy_triton(models, output, options, note=lambda text: log(f"note: {text}"))
     print_report(made, as_json)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from capsedge.cli import _options, _output
-from capsedge.cli._options import grouped
+from capsedge.cli._options import Only, grouped
 from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._paths import READS_DATA, READS_IMAGES, READS_MODEL_OR_NAME, WRITES
 from capsedge.errors import UsageError
@@ -103,7 +103,7 @@ Invert = Annotated[bool, Option("--invert", help="Dark ink on a light background
 @grouped
 def command(
     model: Model,
-    runtime: RuntimeOptions,
+    runtime: Annotated[RuntimeOptions, Only("device", "ops")],
     images: Images = None,
     output: Output = None,
     what: What = (),

@@ -49,7 +49,7 @@ class ExportOptions(Options):
         "Additional outputs: reconstruction, couplings, trace; of your own network only trace.",
         "--with",
     )
-    no_rewrite: tuple[Rewrite, ...] = option((), "Leave out exact rewrites.")
+    no_rewrite: tuple[Rewrite, ...] = option((), "Leave out exact rewrites.", python_only=True)
     output_names: tuple[str, ...] = option(
         (),
         "Names of the outputs of your own network, instead of those of its dict or named tuple.",

@@ -40,6 +40,7 @@ class PruneOptions(Options):
         "taylor",
         "taylor (change of the loss, first order) or look-ahead (norms of the weights).",
         choices=CRITERIA,
+        python_only=True,
     )
     epochs: int = option(
         6,
