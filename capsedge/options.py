@@ -54,6 +54,7 @@ class Option:
         path: what the command line checks of a path before it starts: a key of `cli._paths.ROLES`.
         parse: makes the value of the text on the command line; by default by the type.
         choices: of a text, or of each of several; those of a ``Literal`` need not be repeated.
+        complete: what a shell offers besides files and choices: words, or a source of `cli._completion`.
     """
 
     names: tuple[str, ...]
@@ -65,6 +66,7 @@ class Option:
     path: str
     parse: Callable[[str], Any] | None
     choices: tuple[str, ...]
+    complete: tuple[str, ...] | str
 
     def __init__(
         self,
@@ -77,6 +79,7 @@ class Option:
         path: str = "",
         parse: Callable[[str], Any] | None = None,
         choices: tuple[str, ...] = (),
+        complete: tuple[str, ...] | str = (),
     ) -> None:
         for name, value in locals().items():
             if name != "self":

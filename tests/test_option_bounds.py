@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 import capsedge
 from capsedge.cli import app
-from capsedge.cli._commands import OptionValue, VerbOption
+from capsedge.cli._commands import VerbOption
 from capsedge.cli._options import MetadataOptions
+from capsedge.cli._types import Real, Several, Whole, inner
 from capsedge.errors import UsageError
 from capsedge.exporters.build_options import BuildOptions
 from capsedge.exporters.export_options import ExportOptions
@@ -80,17 +81,16 @@ def test_every_number_of_a_verb_has_both_bounds() -> None:
     free = [
         f"{name} {option.opts[-1]}"
         for name, option, value in _numeric()
-        if value.low is None or value.high is None
+        if value.min is None or value.max is None
     ]
     assert not free
 
 
-def _numeric() -> Iterator[tuple[str, VerbOption, OptionValue]]:
+def _numeric() -> Iterator[tuple[str, VerbOption, Whole | Real]]:
     for name, verb in verbs(app):
         for option in verb.params:
-            value = option.type
-            own = getattr(value, "_parse", None) not in (whole, number)
-            if isinstance(option, VerbOption) and isinstance(value, OptionValue) and not own:
+            value = inner(option.type)
+            if isinstance(option, VerbOption) and isinstance(value, (Whole, Real)):
                 yield name, option, value
 
 
@@ -106,21 +106,21 @@ def test_a_number_of_a_verb_beyond_its_bounds_is_refused_in_words() -> None:
     known = dict(verbs(app))
     for name, option, value in _numeric():
         label = max(option.opts, key=len)
-        assert value.low is not None
-        assert value.high is not None
-        step = 1 if value.kind is int else 1e-3 * max(1.0, abs(value.high))
+        assert value.min is not None
+        assert value.max is not None
+        step = 1 if isinstance(value, Whole) else 1e-3 * max(1.0, abs(value.max))
         beyond = [
-            f"{value.low - step:.10g}",
-            f"{value.high + step:.10f}".removesuffix(".0000000000"),
+            f"{value.min - step:.10g}",
+            f"{value.max + step:.10f}".removesuffix(".0000000000"),
         ]
         for text in [*beyond, *NEVER]:
-            if value.listed and text == "":
+            if isinstance(option.type, Several) and text == "":
                 continue  # an empty list
             said = _refused(known[name], label, text)
             assert label in said.what, (name, label, text)
             assert len(said.what) < 120, (name, label, text)
-            assert bounds(value.low, value.high) in said.why, (name, label, text)
-        for at in (value.low, value.high):
+            assert bounds(value.min, value.max) in said.why, (name, label, text)
+        for at in (value.min, value.max):
             text = str(at)
             assert option.type_cast_value(click.Context(known[name]), (text,) if option.multiple else text)\
                 in (at, (at,), ((at,),))  # fmt: skip

@@ -1,4 +1,10 @@
-"""Define options that several verbs share, and parse their values."""
+"""Declare the parameters of verbs, and the options that several share.
+
+A verb's parameters are in the annotations of its function, ``Annotated[int | None, Option("--top", min=1,
+help="...")]``, so that it can be imported without click; `_commands` turns them into commands. Options that
+the Python interface also has are fields of a dataclass (`capsedge.options`), which a verb takes as one
+parameter.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 
-from capsedge.cli._parameters import Option
 from capsedge.cli._paths import READS_DATA, READS_OR_NAME, ROLES, PathRole, described_file
 from capsedge.errors import UsageError
 from capsedge.options import (
     LARGEST_BATCH,
     LARGEST_COUNT,
     Declared,
+    Option,
     Options,
     declared,
     option,
@@ -28,6 +34,23 @@ if TYPE_CHECKING:
     from capsedge.runtime.user_metadata import Description
 
 
+@dataclass(frozen=True)
+class Argument:
+    """A positional argument of a verb, in the annotation of a parameter.
+
+    Attributes:
+        help: its purpose.
+        metavar: its name in the help; by default the parameter's name in capitals.
+        choices: the allowed words; any by default.
+        complete: as of `Option`.
+    """
+
+    help: str
+    metavar: str = ""
+    choices: tuple[str, ...] = ()
+    complete: tuple[str, ...] | str = ()
+
+
 # --- Single options ---
 
 Json = Annotated[bool, Option("--json", help="Print one JSON document instead of text.")]
@@ -38,6 +61,8 @@ Checkpoint = Annotated[
         metavar="NAME|FILE",
         help="Checkpoint, .safetensors or .pt, or the name of a model, such as digits-em (an unknown name "
         "lists all models); the zoo's digit model by default.",
+        panel="Network",
+        complete="models",
     ),
     READS_OR_NAME,
 ]
@@ -279,6 +304,7 @@ class MetadataOptions(Options):
         parse=_description,
         path="description",
         panel=_METADATA_PANEL,
+        complete=tuple(f"{name}=" for name in DESCRIPTION_FIELDS[6:]),
     )
 
     def description(self, typical: Path | None = None) -> Description:

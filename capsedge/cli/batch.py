@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Annotated
 
 from capsedge.cli import _options, _output, _process
-from capsedge.cli._options import Only, grouped
+from capsedge.cli._options import Argument, Only, grouped
 from capsedge.cli._output import bar
-from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._paths import PathRole, check_data, check_model, file_or_name
 from capsedge.errors import ExitCode
+from capsedge.options import Option
 from capsedge.runtime.progress import Progress
 from capsedge.runtime.runtime_options import RuntimeOptions
 from capsedge.serving.batch.batch_options import BatchOptions
@@ -46,6 +46,7 @@ Model = Annotated[
     Argument(
         metavar="MODEL",
         help="ONNX file, TensorRT engine, name from the zoo (digits-em), or address.",
+        complete="trained",
     ),
     PathRole(reads=True, check=check_model, named=_local_model),
 ]

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from capsedge.cli import _options, _process
-from capsedge.cli._options import grouped
+from capsedge.cli._options import Argument, grouped
 from capsedge.cli._output import log, print_report
-from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._paths import (
     READS_MODEL_OR_NAME,
     READS_REPOSITORY,
@@ -22,7 +21,7 @@ from capsedge.cli._paths import (
     file_or_name,
 )
 from capsedge.errors import UsageError
-from capsedge.options import assigned, iteration_counts
+from capsedge.options import Option, assigned, iteration_counts
 from capsedge.serving.deploy.deploy_options import SET, KServeOptions, TritonOptions
 
 if TYPE_CHECKING:
@@ -35,6 +34,7 @@ Models = Annotated[
     Argument(
         metavar="MODEL...",
         help="ONNX files from `capsedge export`, or names from the zoo (digits-em).",
+        complete="trained",
     ),
     READS_MODEL_OR_NAME,
 ]
@@ -109,6 +109,7 @@ ServedModels = Annotated[
             "ONNX files, TensorRT engines, or names from the zoo (digits-em); NAME=FILE sets the "
             "name that clients use."
         ),
+        complete="trained",
     ),
     PathRole(reads=True, check=check_model, named=_file),
 ]
@@ -135,6 +136,7 @@ Fields = Annotated[
         "8,16), queue_delay (microseconds that a request waits for others) or instances (copies that run at "
         "the same time).",
         metavar="NAME=VALUE",
+        panel="Batches and instances",
     ),
 ]
 

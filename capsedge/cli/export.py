@@ -17,11 +17,11 @@ from capsedge.cli._output import (
     stage_reporter,
     warn,
 )
-from capsedge.cli._parameters import Option
 from capsedge.cli._paths import READS, READS_ARRAYS, WRITES
 from capsedge.errors import UsageError
 from capsedge.exporters.export_options import ExportOptions
-from capsedge.options import LARGEST_COUNT, Options, option
+from capsedge.options import LARGEST_COUNT, Option, Options, option
+from capsedge.spec.vocabularies import ZOO_ROUTINGS
 
 if TYPE_CHECKING:
     from capsedge.exporters.export_report import ExportReport
@@ -30,7 +30,12 @@ if TYPE_CHECKING:
 
 Routing = Annotated[
     str | None,
-    Option("--routing", help="Which of the zoo's models: dynamic (the default), em or attention."),
+    Option(
+        "--routing",
+        help="Which of the zoo's models: dynamic (the default), em or attention.",
+        panel="Network",
+        complete=ZOO_ROUTINGS,
+    ),
 ]
 Output = Annotated[
     Path | None,
@@ -61,6 +66,7 @@ CheckInputs = Annotated[
             "Your own inputs, .npy or .npz, batch first. They are compared too, and for hard "
             "cases outside their range, a difference is only a warning."
         ),
+        panel="Limits",
     ),
     READS,
 ]
@@ -74,12 +80,20 @@ class FrozenOptions(Options):
         False,
         "Replace the routing by couplings averaged over --calib-data: an approximation, whose error is "
         "measured.",
+        panel="Frozen couplings",
     )
     calib_data: Path | None = option(
-        None, "Data set folder, npz, idx or images for --freeze-couplings.", path="data"
+        None,
+        "Data set folder, npz, idx or images for --freeze-couplings.",
+        path="data",
+        panel="Frozen couplings",
     )
     calib_images: int = option(
-        512, "Number of images drawn from --calib-data.", min=2, max=LARGEST_COUNT
+        512,
+        "Number of images drawn from --calib-data.",
+        min=2,
+        max=LARGEST_COUNT,
+        panel="Frozen couplings",
     )
 
     def check(self, converted: bool) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from capsedge.cli import _options
-from capsedge.cli._options import MetadataOptions, grouped
+from capsedge.cli._options import Argument, MetadataOptions, grouped
 from capsedge.cli._output import (
     comparing,
     log_next,
@@ -17,10 +17,10 @@ from capsedge.cli._output import (
     require,
     stage_reporter,
 )
-from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._paths import READS, WRITES
 from capsedge.errors import UsageError
 from capsedge.importers.import_options import ImportOptions
+from capsedge.options import Option
 
 Files = Annotated[
     list[Path] | None,

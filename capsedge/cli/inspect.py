@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from capsedge.cli import _options, _output
+from capsedge.cli._options import Argument
 from capsedge.cli._output import print_table
-from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._paths import READS
 from capsedge.errors import UsageError
+from capsedge.options import Option
 from capsedge.runtime.files import reading
 from capsedge.runtime.files.formats import is_engine
 
@@ -38,6 +39,7 @@ ForDevice = Annotated[
     Option(
         "--device",
         help="With --forecast: check whether the model fits a device, such as orin-nano-8gb.",
+        complete="boards",
     ),
 ]
 

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Annotated
 
 from capsedge.cli import _options
-from capsedge.cli._options import MetadataOptions, Typical, grouped
+from capsedge.cli._options import Argument, MetadataOptions, Typical, grouped
 from capsedge.cli._output import print_report, require, stage_reporter
-from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._paths import READS_MODEL, WRITES
 from capsedge.optimization.optimize_options import OptimizeOptions
+from capsedge.options import Option
 
 Model = Annotated[Path, Argument(help="ONNX file from any tool, opset 8 or later."), READS_MODEL]
 Output = Annotated[

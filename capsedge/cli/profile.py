@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from capsedge.cli import _options, _output
-from capsedge.cli._options import Only, UserModuleOptions, grouped
-from capsedge.cli._parameters import Argument, Option
+from capsedge.cli._options import Argument, Only, UserModuleOptions, grouped
 from capsedge.cli._paths import READS, READS_MODEL, WRITES
 from capsedge.errors import ExitCode, UsageError
+from capsedge.options import Option
 from capsedge.runtime.files.writing import check_writable
 from capsedge.runtime.profiling.profile_options import ProfileOptions
 from capsedge.runtime.result_summary import check_chart
@@ -34,16 +34,26 @@ Inputs = Annotated[
     Option(
         "--inputs",
         help="Input arrays, .npy or .npz, batch first, instead of random ones of size --batch.",
+        panel="Measurement",
     ),
     READS,
 ]
 Compare = Annotated[
     tuple[str, ...],
-    Option("--compare", help="Other backends to measure in alternation.", choices=PEERS),
+    Option(
+        "--compare",
+        help="Other backends to measure in alternation.",
+        choices=PEERS,
+        panel="Comparison",
+    ),
 ]
 Checkpoint = Annotated[
     Path | None,
-    Option("--checkpoint", help="Checkpoint for --compare torch; the zoo's by default."),
+    Option(
+        "--checkpoint",
+        help="Checkpoint for --compare torch; the zoo's by default.",
+        panel="Comparison",
+    ),
     READS,
 ]
 PeerModel = Annotated[
@@ -51,6 +61,7 @@ PeerModel = Annotated[
     Option(
         "--peer-model",
         help="Another file for the backends of --compare, for example the portable export.",
+        panel="Comparison",
     ),
     READS_MODEL,
 ]

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from capsedge.cli import _options, _output
-from capsedge.cli._options import Only, grouped
-from capsedge.cli._parameters import Argument, Option
+from capsedge.cli._options import Argument, Only, grouped
 from capsedge.cli._paths import READS_DATA, READS_IMAGES, READS_MODEL_OR_NAME, WRITES
 from capsedge.errors import UsageError
-from capsedge.options import LARGEST_COUNT, words
+from capsedge.options import LARGEST_COUNT, Option, words
 from capsedge.runtime.runtime_options import RuntimeOptions
 
 if TYPE_CHECKING:
@@ -18,7 +17,10 @@ if TYPE_CHECKING:
 
 Model = Annotated[
     str,
-    Argument(help="ONNX file, TensorRT engine, or a name from the zoo (digits-em)."),
+    Argument(
+        help="ONNX file, TensorRT engine, or a name from the zoo (digits-em).",
+        complete="trained",
+    ),
     READS_MODEL_OR_NAME,
 ]
 Images = Annotated[

@@ -10,11 +10,10 @@ from typing import Annotated, Any
 from capsedge.cli import _options, _process
 from capsedge.cli._options import grouped
 from capsedge.cli._output import bar, log, log_next, print_json, print_table, require, say
-from capsedge.cli._parameters import Option
 from capsedge.cli._paths import READS_DATA, PathRole
 from capsedge.errors import UsageError
 from capsedge.models.training.train_options import RECIPE_FIELDS, RECIPES, TrainOptions
-from capsedge.options import assigned
+from capsedge.options import Option, assigned
 
 
 def _written(folder: Path) -> list[Path]:

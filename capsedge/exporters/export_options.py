@@ -31,6 +31,7 @@ class ExportOptions(Options):
         "--iters",
         min=1,
         max=limits.ITERATIONS,
+        panel="Network",
     )
     ops: Ops = option(
         "auto",
@@ -60,6 +61,7 @@ class ExportOptions(Options):
         "Tolerance of the comparison: absolute, and relative to the length of a pose.",
         metavar="ATOL,RTOL",
         parse=tolerance,
+        panel="Limits",
     )
     checkpoint_sha256: str = option(
         "",

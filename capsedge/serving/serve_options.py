@@ -66,6 +66,7 @@ class ServeOptions(Options):
         metavar="auto|N",
         parse=_batch,
         panel=_EXECUTION,
+        complete=("auto",),
     )
     wait: float = option(
         0.0,
@@ -95,6 +96,7 @@ class ServeOptions(Options):
         None,
         "cpu, cuda or cuda:1; by default the CPU, or the GPU for an engine.",
         panel=_EXECUTION,
+        complete="devices",
     )
     graphs: bool | None = option(
         None,

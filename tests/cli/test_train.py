@@ -156,6 +156,14 @@ def test_recipes() -> None:
     assert (found.schedule, found.learning_rate, found.average) == ("multistep", 0.1, 0.9)
     assert (found.patience, found.pairs) == (3, "overlap")
     assert _with_recipe(TrainOptions(learning_rate=0.5), ["sabour"]).learning_rate == 0.5
-    for wrong in ("hinton", "epochs=3", "average=2", "average=x", "patience=0.5", "schedule=", "pairs"):
+    for wrong in (
+        "hinton",
+        "epochs=3",
+        "average=2",
+        "average=x",
+        "patience=0.5",
+        "schedule=",
+        "pairs",
+    ):
         with pytest.raises(UsageError):
             _with_recipe(plain, [wrong])

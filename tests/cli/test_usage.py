@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from capsedge.cli import _run, app
+from capsedge.cli._types import Real, Whole, inner
 from capsedge.errors import UsageError
 from tests.conftest import ROOT
 from tools.docs.commands import verbs
@@ -62,14 +63,15 @@ def wrong() -> Iterator[tuple[str, list[str], str]]:
                 twice = [*whole, option, "1", option, "1"]
                 again = "needs a value" if option == "-o" else f"{option} is given twice."
                 yield "given twice", twice, again
-            if parameter.type.kind in (int, float):
+            number = inner(parameter.type)
+            if isinstance(number, (Whole, Real)):
                 yield "no number", [*whole, option, "many"], f"Invalid {option} many."
-                low, high = parameter.type.low, parameter.type.high
+                low, high = number.min, number.max
                 if low is not None:
                     yield "too low", [*whole, option, str(low - 1)], f"Invalid {option}"
                 if high is not None:
                     yield "too high", [*whole, option, str(high + 1)], f"Invalid {option}"
-                if (low, high) != (None, None) and parameter.type.kind is float:
+                if (low, high) != (None, None) and isinstance(number, Real):
                     yield "NaN", [*whole, option, "nan"], f"Invalid {option}"
 
 

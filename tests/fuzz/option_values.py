@@ -15,6 +15,7 @@ import capsedge
 from capsedge.cli import app
 from capsedge.cli._commands import VerbOption
 from capsedge.cli._options import MetadataOptions, UserModuleOptions
+from capsedge.cli._types import Several
 from capsedge.options import Options, declared
 from capsedge.runtime.backends.backend import parse_device
 from tools.docs.commands import verbs
@@ -78,7 +79,7 @@ def read(data: bytes) -> object:
     made: list[Any] = []
     for kind in _kinds():
         if any(each.option is option.declared for each in declared(kind)):
-            passed = sum(value, ()) if getattr(option.type, "listed", False) else value
+            passed = sum(value, ()) if isinstance(option.type, Several) else value
             made.append(kind(**{str(option.name): passed}))
             if isinstance(made[-1], MetadataOptions):
                 made.append(made[-1].description())

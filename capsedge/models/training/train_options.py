@@ -42,6 +42,7 @@ class TrainOptions(Options):
         "random weights. By default, for a folder with one sub-folder per class, a small model for its "
         "images.",
         path="reads or name",
+        complete="models",
     )
     size: int | None = option(
         None,
@@ -115,6 +116,7 @@ class TrainOptions(Options):
         "model. For other classes, the class capsules start at random.",
         path="reads or name",
         panel=_RECIPE,
+        complete="trained",
     )
     limit: int | None = option(
         None, "Only the first N images of each split.", min=1, max=LARGEST_COUNT, metavar="N"
@@ -134,5 +136,9 @@ class TrainOptions(Options):
         max=MOST_EPOCHS,
         python_only=True,
     )
-    device: str = option("cpu", "Where the network is computed: cpu, or cuda for a GPU.")
+    device: str = option(
+        "cpu",
+        "Where the network is computed: cpu, or cuda for a GPU.",
+        complete="devices",
+    )
     resume: bool = option(False, "Continue the run in the output folder.", "--resume")

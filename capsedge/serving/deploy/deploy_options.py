@@ -25,7 +25,9 @@ class TritonOptions(Options):
     """How Triton runs the models of `capsedge.deploy_triton`."""
 
     device: str | None = option(
-        None, "cpu, cuda or cuda:1; by default the CPU, or the GPU for an engine."
+        None,
+        "cpu, cuda or cuda:1; by default the CPU, or the GPU for an engine.",
+        complete="devices",
     )
     ops: str = option(
         "auto",
@@ -34,7 +36,11 @@ class TritonOptions(Options):
         choices=OPS,
     )
     max_batch: int = option(
-        32, "Largest batch that is formed from requests.", min=1, max=LARGEST_COUNT
+        32,
+        "Largest batch that is formed from requests.",
+        min=1,
+        max=LARGEST_COUNT,
+        panel="Batches and instances",
     )
     preferred_batches: tuple[int, ...] = option(
         (),
