@@ -30,7 +30,6 @@ class QuantizeOptions(Options):
         "Use only N evaluation images, chosen at random.",
         min=1,
         max=LARGEST_COUNT,
-        metavar="N",
         panel="Images to evaluate on",
     )
     method: str = option(

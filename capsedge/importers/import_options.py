@@ -65,6 +65,5 @@ class ImportOptions(Options):
         "Use only the first N images.",
         min=1,
         max=LARGEST_COUNT,
-        metavar="N",
         panel="Comparison with the author's code",
     )

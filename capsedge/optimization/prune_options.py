@@ -26,7 +26,6 @@ class PruneOptions(Options):
         "Use only N images of each split, chosen at random.",
         min=1,
         max=LARGEST_COUNT,
-        metavar="N",
     )
     target_speedup: float | None = option(
         None,

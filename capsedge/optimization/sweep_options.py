@@ -38,7 +38,6 @@ class SweepOptions(Options):
         "Use only N evaluation images, chosen at random.",
         min=1,
         max=LARGEST_COUNT,
-        metavar="N",
     )
     threads: int = option(
         2,

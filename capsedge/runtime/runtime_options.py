@@ -25,7 +25,6 @@ class RuntimeOptions(Options):
         "Threads of one inference; one per physical core by default. The members of an ensemble share them.",
         min=1,
         max=limits.RUN_THREADS,
-        metavar="N",
         panel="Execution",
     )
     ops: str = option(

@@ -36,7 +36,6 @@ class ServeOptions(Options):
         "Port of gRPC; by default --port plus 1.",
         min=0,
         max=LAST_PORT,
-        metavar="N",
         panel=_ADDRESSES,
     )
     metrics_port: int | None = option(
@@ -44,7 +43,6 @@ class ServeOptions(Options):
         "Port of Prometheus metrics; by default --port plus 2.",
         min=0,
         max=LAST_PORT,
-        metavar="N",
         panel=_ADDRESSES,
     )
     host: str = option(

@@ -42,7 +42,6 @@ class VerifyOptions(Options):
         "Only the first N samples.",
         min=1,
         max=LARGEST_COUNT,
-        metavar="N",
         panel="Images to evaluate on",
     )
     tolerance: (

@@ -49,7 +49,6 @@ class TrainOptions(Options):
         "Height and width to which images of a folder are resized; by default the model's.",
         min=1,
         max=LARGEST_SIDE,
-        metavar="N",
     )
     iterations: int | None = option(
         None,
@@ -119,14 +118,13 @@ class TrainOptions(Options):
         complete="trained",
     )
     limit: int | None = option(
-        None, "Only the first N images of each split.", min=1, max=LARGEST_COUNT, metavar="N"
+        None, "Only the first N images of each split.", min=1, max=LARGEST_COUNT
     )
     threads: int | None = option(
         None,
         "Threads for PyTorch; by default its own choice.",
         min=1,
         max=limits.RUN_THREADS,
-        metavar="N",
     )
     patience: int | None = option(
         None,

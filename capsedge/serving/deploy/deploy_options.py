@@ -68,7 +68,6 @@ class TritonOptions(Options):
         "Threads of one inference on the CPU; one per core by default.",
         min=1,
         max=LARGEST_COUNT,
-        metavar="N",
     )
     mount: str = option(MOUNT, "Where the server sees the folder; for KServe /mnt/models.")
 
