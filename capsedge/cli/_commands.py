@@ -17,7 +17,6 @@ import click
 
 from capsedge.cli import _memory, _paths, _process
 from capsedge.cli._help import write_command, write_group
-from capsedge.cli._options import Argument
 from capsedge.cli._output import say
 from capsedge.cli._types import Several, label, type_of
 from capsedge.cli._verbs import GROUPS, VERBS, Verb
@@ -30,6 +29,8 @@ _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
+
+    from capsedge.cli._options import Argument
 
 
 class VerbOption(click.Option):
@@ -229,6 +230,8 @@ def _repeated(parameter: VerbOption | VerbArgument) -> bool:
 
 def _parameter(parameter: inspect.Parameter) -> VerbOption | VerbArgument:
     """The parameter of a command, as the annotation of a verb's parameter declares it."""
+    from capsedge.cli._options import Argument  # which `capsedge --help` does not need
+
     kind, *marks = typing.get_args(parameter.annotation)
     (declared,) = (mark for mark in marks if isinstance(mark, (Option, Argument)))
     required = parameter.default is parameter.empty
