@@ -22,6 +22,7 @@ from capsedge.cli._types import Several, label, type_of
 from capsedge.cli._verbs import GROUPS, VERBS, Verb
 from capsedge.errors import ExitCode, UsageError
 from capsedge.options import Option
+from capsedge.spec.vocabularies import DESCRIPTION_FIELDS
 
 NAME = "capsedge"
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
@@ -302,9 +303,13 @@ def _explained(error: click.UsageError, ctx: click.Context) -> UsageError:
     """A click usage error, converted to one of this package."""
     if isinstance(error, click.NoSuchOption):
         known = [name for p in ctx.command.get_params(ctx) for name in (*p.opts, *p.secondary_opts)]
+        field = error.option_name.lstrip("-").replace("-", "_")
+        described = "--describe" in known and field in DESCRIPTION_FIELDS
         return UsageError(
             f"{ctx.command_path} has no option {error.option_name}.",
-            _close(error.option_name, known),
+            f"It is a field: --describe {field}=VALUE."
+            if described
+            else _close(error.option_name, known),
             _see(ctx),
         )
     if isinstance(error, click.MissingParameter) and error.param is not None:

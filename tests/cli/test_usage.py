@@ -124,6 +124,8 @@ def test_what_is_meant_is_named(monkeypatch: pytest.MonkeyPatch, capsys: Any) ->
     assert "Did you mean --top?" in err
     _, _, err = said(["sweep", "--model", "x"], monkeypatch, capsys)
     assert "Did you mean --help?" not in err
+    _, _, err = said(["optimize", "x.onnx", "--score-kind", "logits"], monkeypatch, capsys)
+    assert err.splitlines()[1] == "It is a field: --describe score_kind=VALUE."
 
 
 @pytest.mark.parametrize(
