@@ -15,7 +15,7 @@ INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 TORCH = $(if $(TORCH_INDEX),$(1)/bin/python $(INSTALL) --no-deps --index-url $(TORCH_INDEX) torch)
 
 # What `make web` builds for the wheels. Only `wheels` and `web` build it again if it is there.
-PAGE := capsedge/serving/deploy/site/index.html
+PAGE := capsedge/deploy/site/index.html
 
 # Containers often set it; then every process of the tests compiles the package and rewrites all asserts again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -64,8 +64,8 @@ test-ray: ## Test `capsedge batch` on a Ray cluster of three nodes on this machi
 	@echo "Installing Ray (240 MB) and pandas, beside the packages of the tests, in build/ray."
 	$(PYTHON) -m venv build/ray
 	$(call TORCH,build/ray)
-	build/ray/bin/python $(INSTALL) -r tests/serving/batch/requirements.txt -e '.[dev]'
-	RAY_USAGE_STATS_ENABLED=0 build/ray/bin/python -m pytest -n 0 tests/serving/batch -m "slow or not slow"
+	build/ray/bin/python $(INSTALL) -r tests/batch_inference/requirements.txt -e '.[dev]'
+	RAY_USAGE_STATS_ENABLED=0 build/ray/bin/python -m pytest -n 0 tests/batch_inference -m "slow or not slow"
 
 bench-serve: $(READY) ## Measure `capsedge serve` against its peers and write docs/benchmarks/serving.md (15 minutes, idle machine)
 	$(BIN)/python $(INSTALL) fastapi
@@ -86,7 +86,7 @@ $(PAGE):
 	$(MAKE) web
 
 test-web: $(READY) web ## Test the npm package and the page in Node.js and Chromium
-	PATH="$$(tools/node.sh):$$PATH" $(BIN)/python -m pytest -n 0 tests/web tests/page tests/serving/deploy -m "slow or not slow"
+	PATH="$$(tools/node.sh):$$PATH" $(BIN)/python -m pytest -n 0 tests/web tests/page tests/deploy -m "slow or not slow"
 
 conformance: $(READY) ## Check an operator, OP=Squash: its tables, then every case on every backend; without OP all of them
 	$(BIN)/python -m pytest -n 0 tests/spec tests/models/ops tests/native/test_operators.py tests/conformance/test_gaps.py

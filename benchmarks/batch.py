@@ -26,9 +26,9 @@ import numpy as np
 
 import capsedge
 from benchmarks.common import machine
+from capsedge.batch_inference.batch_options import BatchOptions
 from capsedge.runtime.backends.backend import usable_cores
 from capsedge.runtime.runtime_options import RuntimeOptions
-from capsedge.serving.batch.batch_options import BatchOptions
 
 LOCAL, CLUSTER = "one process", "Ray"
 

@@ -23,7 +23,7 @@ import capsedge
 from benchmarks.common import machine
 from capsedge.datasets import ImageSet, read_images
 from capsedge.optimization.cascade_thresholds import Thresholds, margins_of
-from capsedge.runtime.session import Session
+from capsedge.runtime.session.session import Session
 
 BATCHES = (1, 8, 64)
 Run = Callable[[np.ndarray], Any]

@@ -34,8 +34,8 @@ from benchmarks.common import machine
 from capsedge.importers.import_options import ImportOptions
 from capsedge.importers.reference_check import matching
 from capsedge.models import CapsuleModel, CapsuleOutput
-from capsedge.models.user_code import on_cpu
-from capsedge.models.user_module import UserModuleSpec, load_user_module
+from capsedge.models.user.code import on_cpu
+from capsedge.models.user.module import UserModuleSpec, load_user_module
 from capsedge.runtime.profiling.compare import CAPSEDGE, Entrant, Entry, compare
 from capsedge.runtime.profiling.compare_models import TORCH_WORKER
 from capsedge.runtime.profiling.worker import RunLimits, Specification

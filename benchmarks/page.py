@@ -22,7 +22,7 @@ import numpy as np
 
 import capsedge
 from benchmarks.common import machine
-from capsedge.serving.deploy.preview_server import FolderServer
+from capsedge.deploy.preview_server import FolderServer
 from tests.conftest import ROOT
 from tests.page import browser
 

@@ -25,7 +25,7 @@ from benchmarks.common import machine
 from capsedge.datasets import ImageSet, read_images
 from capsedge.exporters.export_options import REWRITES
 from capsedge.models.checkpoint import load_checkpoint
-from capsedge.runtime.session import Session
+from capsedge.runtime.session.session import Session
 
 PLAIN = "plain FP32 export of the parent"
 _ROUNDS, _SECONDS = 12, 0.25

@@ -19,8 +19,8 @@ from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
 import capsedge
 from capsedge.datasets import read_split
-from capsedge.runtime.metadata import Preprocessing
-from capsedge.runtime.session import Session
+from capsedge.runtime.metadata.metadata import Preprocessing
+from capsedge.runtime.session.session import Session
 from capsedge.runtime.zoo import default_model
 
 SIDE = 28

@@ -26,7 +26,7 @@ import capsedge
 from benchmarks.common import machine, statistics
 from capsedge.runtime.backends import native_library
 from capsedge.runtime.profiling.profile import random_inputs
-from capsedge.runtime.session import Session
+from capsedge.runtime.session.session import Session
 from capsedge.runtime.zoo import MODELS
 from tools import wheels
 

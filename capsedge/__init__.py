@@ -18,8 +18,13 @@ if TYPE_CHECKING:
     from typing import Any
 
     from capsedge import datasets, models, viz
+    from capsedge.batch_inference.batch import BatchReport, batch
     from capsedge.calibration.quantization_report import QuantizationReport
     from capsedge.calibration.quantize import quantize
+    from capsedge.deploy.deployment import KServeDeployment, TritonDeployment, WebDeployment
+    from capsedge.deploy.kserve import deploy_kserve
+    from capsedge.deploy.triton import deploy_triton
+    from capsedge.deploy.web import deploy_web
     from capsedge.errors import (
         ArtefactError,
         CapsedgeError,
@@ -43,21 +48,16 @@ if TYPE_CHECKING:
     from capsedge.optimization.prune import prune
     from capsedge.optimization.prune_report import PruningReport
     from capsedge.optimization.sweep import SweepReport, sweep
-    from capsedge.runtime.ensemble import Ensemble
     from capsedge.runtime.inspection import inspect
     from capsedge.runtime.inspection_report import EngineInspection, Inspection
     from capsedge.runtime.load import load
-    from capsedge.runtime.metadata import Outputs, Preprocessing
-    from capsedge.runtime.predictions import Prediction
+    from capsedge.runtime.metadata.metadata import Outputs, Preprocessing
     from capsedge.runtime.profiling.profile import ProfileReport, profile
-    from capsedge.runtime.routing_trace import Trace, TracedLayer
-    from capsedge.runtime.session import Session
+    from capsedge.runtime.session.ensemble import Ensemble
+    from capsedge.runtime.session.predictions import Prediction
+    from capsedge.runtime.session.routing_trace import Trace, TracedLayer
+    from capsedge.runtime.session.session import Session
     from capsedge.runtime.user_metadata import Description
-    from capsedge.serving.batch.batch import BatchReport, batch
-    from capsedge.serving.deploy.deployment import KServeDeployment, TritonDeployment, WebDeployment
-    from capsedge.serving.deploy.kserve import deploy_kserve
-    from capsedge.serving.deploy.triton import deploy_triton
-    from capsedge.serving.deploy.web import deploy_web
     from capsedge.serving.serve import serve
     from capsedge.verification.certificate import Certificate
     from capsedge.verification.verify import verify
@@ -71,20 +71,20 @@ _MODULES = {
 }
 _HOMES = {
     "load": "capsedge.runtime.load",
-    "Session": "capsedge.runtime.session",
-    "Ensemble": "capsedge.runtime.ensemble",
-    "Prediction": "capsedge.runtime.predictions",
-    "Trace": "capsedge.runtime.routing_trace",
-    "TracedLayer": "capsedge.runtime.routing_trace",
-    "batch": "capsedge.serving.batch.batch",
-    "BatchReport": "capsedge.serving.batch.batch",
+    "Session": "capsedge.runtime.session.session",
+    "Ensemble": "capsedge.runtime.session.ensemble",
+    "Prediction": "capsedge.runtime.session.predictions",
+    "Trace": "capsedge.runtime.session.routing_trace",
+    "TracedLayer": "capsedge.runtime.session.routing_trace",
+    "batch": "capsedge.batch_inference.batch",
+    "BatchReport": "capsedge.batch_inference.batch",
     "profile": "capsedge.runtime.profiling.profile",
     "ProfileReport": "capsedge.runtime.profiling.profile",
     "inspect": "capsedge.runtime.inspection",
     "Inspection": "capsedge.runtime.inspection_report",
     "EngineInspection": "capsedge.runtime.inspection_report",
-    "Outputs": "capsedge.runtime.metadata",
-    "Preprocessing": "capsedge.runtime.metadata",
+    "Outputs": "capsedge.runtime.metadata.metadata",
+    "Preprocessing": "capsedge.runtime.metadata.metadata",
     "Description": "capsedge.runtime.user_metadata",
     "export": "capsedge.exporters.export",
     "ExportReport": "capsedge.exporters.export_report",
@@ -103,12 +103,12 @@ _HOMES = {
     "serve": "capsedge.serving.serve",
     "build": "capsedge.exporters.build",
     "BuildReport": "capsedge.exporters.tensorrt.write_engine",
-    "deploy_web": "capsedge.serving.deploy.web",
-    "WebDeployment": "capsedge.serving.deploy.deployment",
-    "deploy_triton": "capsedge.serving.deploy.triton",
-    "TritonDeployment": "capsedge.serving.deploy.deployment",
-    "deploy_kserve": "capsedge.serving.deploy.kserve",
-    "KServeDeployment": "capsedge.serving.deploy.deployment",
+    "deploy_web": "capsedge.deploy.web",
+    "WebDeployment": "capsedge.deploy.deployment",
+    "deploy_triton": "capsedge.deploy.triton",
+    "TritonDeployment": "capsedge.deploy.deployment",
+    "deploy_kserve": "capsedge.deploy.kserve",
+    "KServeDeployment": "capsedge.deploy.deployment",
     "verify": "capsedge.verification.verify",
     "Certificate": "capsedge.verification.certificate",
     "verify_ensemble": "capsedge.verification.verify_ensemble",

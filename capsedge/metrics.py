@@ -17,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import UnsupportedModelError, UsageError
-from capsedge.runtime.metadata import ModelMetadata
-from capsedge.runtime.predictions import DEFAULT_THRESHOLD
+from capsedge.runtime.metadata.metadata import ModelMetadata
+from capsedge.runtime.session.predictions import DEFAULT_THRESHOLD
 
 if TYPE_CHECKING:
     from typing_extensions import NotRequired
 
-    from capsedge.runtime.session import Session
+    from capsedge.runtime.session.session import Session
 
 
 # --- Decisions: each image's class, margin and pose of its class ---

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
-from capsedge.runtime.metadata import ModelMetadata
-from capsedge.runtime.routing_trace import PREFIX
+from capsedge.runtime.metadata.metadata import ModelMetadata
+from capsedge.runtime.session.routing_trace import PREFIX
 
 
 @dataclass(frozen=True)

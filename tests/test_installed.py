@@ -54,7 +54,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ],
         check=True,
     )  # fmt: skip
-    assert (site / "capsedge" / "runtime" / "session.py").is_file()
+    assert (site / "capsedge" / "runtime" / "session" / "session.py").is_file()
     return folder / "bin"
 
 
@@ -76,7 +76,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-BUILT = (ROOT / "capsedge/serving/deploy/site/index.html").is_file()
+BUILT = (ROOT / "capsedge/deploy/site/index.html").is_file()
 VERBS: dict[str, tuple[list[str], int]] = {
     "infer": (["infer", SAMPLE, "--json"], 0),
     "batch": (["batch", MODEL, "capsedge/zoo/samples", "-o", "{out}/answers.parquet", "--json"], 0),

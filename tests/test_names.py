@@ -169,7 +169,7 @@ def test_options() -> None:
 
 def test_metadata() -> None:
     """Fields of the metadata in files."""
-    from capsedge.runtime.metadata import ModelMetadata
+    from capsedge.runtime.metadata.metadata import ModelMetadata
 
     def fields(kind: object) -> Iterator[str]:
         if isinstance(kind, type) and dataclasses.is_dataclass(kind):
@@ -181,7 +181,7 @@ def test_metadata() -> None:
 
     names = dict.fromkeys(fields(ModelMetadata))
     assert len(names) > 20
-    wrong = [line for name in names for line in _guesses("runtime.metadata", name)]
+    wrong = [line for name in names for line in _guesses("runtime.metadata.metadata", name)]
     assert not wrong, "\n".join(wrong)
 
 

@@ -50,16 +50,16 @@ except capsedge.ArtefactError as error:
     reveal_type(error.fix)
 """
 TYPES = [
-    'type is "capsedge.runtime.session.Session"',
-    'type is "list[capsedge.runtime.predictions.Prediction]"',
-    'type is "list[capsedge.runtime.predictions.Prediction]"',
+    'type is "capsedge.runtime.session.session.Session"',
+    'type is "list[capsedge.runtime.session.predictions.Prediction]"',
+    'type is "list[capsedge.runtime.session.predictions.Prediction]"',
     'type is "str | None"',
     'type is "numpy.ndarray[tuple[Any, ...], numpy.dtype[Any]]"',
     'type is "capsedge.runtime.profiling.profile.ProfileReport"',
     'Argument 1 to "predict" of "LoadedModel" has incompatible type "int"',
     'List item 0 has incompatible type "int"',
     'Unexpected keyword argument "prepare" for "predict"',
-    "capsedge.runtime.session.Session",
+    "capsedge.runtime.session.session.Session",
     "capsedge.runtime.inspection_report.Inspection",
     "capsedge.calibration.quantization_report.QuantizationReport",
     "numpy.dtype[numpy.signedinteger",

@@ -20,7 +20,7 @@ from capsedge.models.checkpoint import load_checkpoint
 from capsedge.models.training.evaluate import evaluation_pairs, normalize, to_input
 from capsedge.optimization.prune_criteria import multiply_adds
 from capsedge.runtime.files.writing import sha256
-from capsedge.runtime.origin import pruned_of
+from capsedge.runtime.metadata.origin import pruned_of
 from capsedge.runtime.zoo import MODELS, ROUTINGS, zoo_checkpoint, zoo_model
 
 # Least accuracy on the 10,000 test images, or pairs of them, in images.

@@ -12,9 +12,9 @@ import capsedge
 from benchmarks.typical_input import SIDE, Pixels, patterns, random_noise, refused, smooth_noise
 from capsedge.datasets import read_split, typical_input_from
 from capsedge.models.checkpoint import load_checkpoint
-from capsedge.runtime.metadata import Preprocessing
-from capsedge.runtime.session import Session
-from capsedge.runtime.typical_input import measure_all
+from capsedge.runtime.metadata.metadata import Preprocessing
+from capsedge.runtime.metadata.typical_input import measure_all
+from capsedge.runtime.session.session import Session
 from capsedge.runtime.zoo import default_model, zoo_checkpoints
 from tests.conftest import ROOT
 

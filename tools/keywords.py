@@ -20,12 +20,12 @@ from capsedge.runtime.files.writing import write_bytes
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = ROOT / "capsedge" / "keywords.py"
 KINDS = {  # the dataclasses of each TypedDict, by their modules
-    "BatchKeywords": ("serving.batch.batch_options.BatchOptions", "runtime.runtime_options.RuntimeOptions"),
+    "BatchKeywords": ("batch_inference.batch_options.BatchOptions", "runtime.runtime_options.RuntimeOptions"),
     "BuildKeywords": ("exporters.build_options.BuildOptions",),
     "CascadeKeywords": ("optimization.cascade_options.CascadeOptions",),
     "ExportKeywords": ("exporters.export_options.ExportOptions",),
     "ImportKeywords": ("importers.import_options.ImportOptions",),
-    "KServeKeywords": ("serving.deploy.deploy_options.KServeOptions",),
+    "KServeKeywords": ("deploy.deploy_options.KServeOptions",),
     "OptimizeKeywords": ("optimization.optimize_options.OptimizeOptions",),
     "ProfileKeywords": ("runtime.profiling.profile_options.ProfileOptions",),
     "PruneKeywords": ("optimization.prune_options.PruneOptions",),
@@ -34,7 +34,7 @@ KINDS = {  # the dataclasses of each TypedDict, by their modules
     "ServeKeywords": ("serving.serve_options.ServeOptions",),
     "SweepKeywords": ("optimization.sweep_options.SweepOptions",),
     "TrainKeywords": ("models.training.train_options.TrainOptions",),
-    "TritonKeywords": ("serving.deploy.deploy_options.TritonOptions",),
+    "TritonKeywords": ("deploy.deploy_options.TritonOptions",),
     "VerifyKeywords": ("verification.verify_options.VerifyOptions",),
 }  # fmt: skip
 HEAD = '''"""The options of every function as keyword arguments, for type checkers (PEP 692).

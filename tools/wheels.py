@@ -24,9 +24,9 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+from capsedge.deploy.web import built_page
 from capsedge.errors import EnvironmentProblem
 from capsedge.runtime.backends import native_library
-from capsedge.serving.deploy.web import built_page
 from tools import cuda_wheel, zig
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -13,13 +13,7 @@ from capsedge.calibration.collect import runs, samples_of_a_run
 from capsedge.datasets import ImageSet
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.metrics import Decisions, ErrorCount, OutputError, has_columns
-from capsedge.runtime.predictions import DEFAULT_THRESHOLD
-from capsedge.runtime.profiling.profile import random_inputs
-from capsedge.runtime.profiling.timing import summarize
-from capsedge.runtime.profiling.worker import RunLimits, take_times
-from capsedge.runtime.progress import Progress, silent
-from capsedge.runtime.score_checks import check_computed
-from capsedge.runtime.scores import (
+from capsedge.runtime.metadata.scores import (
     CAPSULES,
     ONE_LINE,
     Arrays,
@@ -28,7 +22,13 @@ from capsedge.runtime.scores import (
     has_candidates,
     shape_fault,
 )
-from capsedge.runtime.session import Session
+from capsedge.runtime.profiling.profile import random_inputs
+from capsedge.runtime.profiling.timing import summarize
+from capsedge.runtime.profiling.worker import RunLimits, take_times
+from capsedge.runtime.progress import Progress, silent
+from capsedge.runtime.score_checks import check_computed
+from capsedge.runtime.session.predictions import DEFAULT_THRESHOLD
+from capsedge.runtime.session.session import Session
 from capsedge.spec import limits
 
 # --- The criterion, and the gate that a file must pass ---

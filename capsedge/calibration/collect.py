@@ -17,7 +17,7 @@ from capsedge.graph.ir import copy_of, values_of
 from capsedge.runtime.backends.backend import Port
 from capsedge.runtime.load import load_bytes
 from capsedge.runtime.progress import Progress, silent
-from capsedge.runtime.session import Session
+from capsedge.runtime.session.session import Session
 
 # --- Runs on samples: one input or several, with a batch or without ---
 

@@ -37,11 +37,11 @@ from capsedge.graph.target_runtimes import fit_to_runtime
 from capsedge.metrics import check_above_chance
 from capsedge.runtime.files import reading
 from capsedge.runtime.load import load_bytes
-from capsedge.runtime.metadata import ModelMetadata, Preprocessing, how_to_export_again
+from capsedge.runtime.metadata.metadata import ModelMetadata, Preprocessing, how_to_export_again
+from capsedge.runtime.metadata.scores import mask_of
 from capsedge.runtime.onnx_file.summary import read_harmless
 from capsedge.runtime.progress import Progress, silent
 from capsedge.runtime.score_checks import score_warnings
-from capsedge.runtime.scores import mask_of
 from capsedge.spec.fields import QUANTIZATION_KEY
 from capsedge.spec.vocabularies import QDQ_TARGETS as QDQ
 from capsedge.spec.vocabularies import QUANTIZE_TARGETS as TARGETS

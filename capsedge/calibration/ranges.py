@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.runtime.files import json_documents
-from capsedge.runtime.files.json_documents import Malformed, decode
+from capsedge.runtime.files.json_documents import MalformedJson, decode
 from capsedge.runtime.files.writing import write_text
 
 # --- Four methods of choosing a range ---
@@ -266,8 +266,8 @@ class CalibrationTable:
         try:
             document = decode(_TableDocument, json_documents.read(Path(path)))
             if document.schema != SCHEMA:
-                raise Malformed(f"schema {document.schema}, not {SCHEMA}")
-        except Malformed as error:
+                raise MalformedJson(f"schema {document.schema}, not {SCHEMA}")
+        except MalformedJson as error:
             raise _damaged(path, str(error)) from error
         return cls(
             document.model_sha256,

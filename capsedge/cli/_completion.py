@@ -103,7 +103,7 @@ def _boards(_: click.Context) -> Iterable[str]:
     return DEVICES
 
 
-def _families(_: click.Context) -> Iterable[str]:
+def _ports(_: click.Context) -> Iterable[str]:
     return _VARIANTS
 
 
@@ -114,7 +114,7 @@ def _models(_: click.Context) -> Iterable[str]:
 SOURCES: Mapping[str, Callable[[click.Context], Iterable[str]]] = {
     "boards": _boards,
     "devices": _devices,
-    "families": _families,
+    "families": _ports,
     "models": _models,
     "trained": _trained,
     "variants": _variants,

@@ -30,7 +30,7 @@ from capsedge.runtime.files import reading
 from capsedge.spec.vocabularies import DESCRIPTION_FIELDS, PIXEL_RANGES, TASK_CHOICES
 
 if TYPE_CHECKING:
-    from capsedge.models.user_module import UserModuleSpec
+    from capsedge.models.user.module import UserModuleSpec
     from capsedge.runtime.user_metadata import Description
 
 
@@ -222,7 +222,7 @@ class UserModuleOptions(Options):
                     "Both select the network.",
                     f"Leave --{name} out; pass the weights of --module with --weights.",
                 )
-        from capsedge.models.user_module import UserModuleSpec
+        from capsedge.models.user.module import UserModuleSpec
 
         return UserModuleSpec(self.module, str(self.weights or ""), self.args)
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Annotated
 
+from capsedge.batch_inference.batch_options import BatchOptions
 from capsedge.cli import _options, _output, _process
 from capsedge.cli._options import Argument, Only, grouped
 from capsedge.cli._output import bar
@@ -16,14 +17,13 @@ from capsedge.errors import ExitCode
 from capsedge.options import Option
 from capsedge.runtime.progress import Progress
 from capsedge.runtime.runtime_options import RuntimeOptions
-from capsedge.serving.batch.batch_options import BatchOptions
 
 _LINES = 10_000  # images between progress lines, if the total is not known
 
 
 def _local(text: str) -> Path | None:
     """The path of an address on this machine."""
-    from capsedge.serving.batch.storage import is_remote, plain
+    from capsedge.batch_inference.storage import is_remote, plain
 
     return None if is_remote(text) else Path(plain(text))
 
@@ -36,7 +36,7 @@ def _local_model(text: str) -> Path | None:
 
 def _written(output: Path) -> list[Path]:
     """The path that is written last: the file, or the marker of a complete folder of parts."""
-    from capsedge.serving.batch.journal import SUCCESS, is_file
+    from capsedge.batch_inference.journal import SUCCESS, is_file
 
     return [output if is_file(str(output)) else output / SUCCESS]
 
@@ -85,7 +85,7 @@ def command(
 
     If an image cannot be read, its row says why, the others are classified, and the exit code is 2.
     """
-    from capsedge.serving.batch.batch import batch
+    from capsedge.batch_inference.batch import batch
 
     # Ray prints messages of the cluster, and standard output is for the result.
     with redirect_stdout(sys.stderr), _process.resumable("parts"), _progress() as progress:

@@ -31,7 +31,7 @@ def _written(path: Path) -> list[Path]:
 
     if reading.path_kind(path) == reading.FOLDER:
         return [path / "capsedge"]
-    from capsedge.runtime.engine_metadata import metadata_path
+    from capsedge.runtime.metadata.engine_metadata import metadata_path
 
     return [path, metadata_path(path)]
 

@@ -78,7 +78,7 @@ def command(
     print_report(report, as_json)
     if not as_json:
         from capsedge.runtime.load import load
-        from capsedge.runtime.metadata import Provenance, provenance_of, reference_options
+        from capsedge.runtime.metadata.metadata import Provenance, provenance_of, reference_options
         from capsedge.runtime.zoo import checkpoint_option
 
         # A cascade is compared with the large network's source.

@@ -20,12 +20,12 @@ from capsedge.cli._paths import (
     check_model,
     file_or_name,
 )
+from capsedge.deploy.deploy_options import SET, KServeOptions, TritonOptions
 from capsedge.errors import UsageError
 from capsedge.options import Option, assigned, iteration_counts
-from capsedge.serving.deploy.deploy_options import SET, KServeOptions, TritonOptions
 
 if TYPE_CHECKING:
-    from capsedge.serving.deploy.deployment import WebDeployment
+    from capsedge.deploy.deployment import WebDeployment
 
 _SCREENS = ("DISPLAY", "WAYLAND_DISPLAY")
 
@@ -65,7 +65,7 @@ def web(
 
     Any server of static files can host the folder.
     """
-    from capsedge.serving.deploy.web import deploy_web
+    from capsedge.deploy.web import deploy_web
 
     if port and not serve:
         raise UsageError(
@@ -79,7 +79,7 @@ def web(
 
 
 def _serve(made: WebDeployment, port: int) -> None:
-    from capsedge.serving.deploy.preview_server import FolderServer
+    from capsedge.deploy.preview_server import FolderServer
 
     with FolderServer(made.output, [file.path for file in made.files], port) as server:
         log(f"serving {made.output} at {server.url}; press Ctrl-C to stop")
@@ -96,7 +96,7 @@ def _serve(made: WebDeployment, port: int) -> None:
 
 
 def _file(argument: Any) -> Path | None:
-    from capsedge.serving.deploy.server_model import file_of
+    from capsedge.serving.server_model import file_of
 
     return file_or_name(file_of(argument))
 
@@ -150,7 +150,7 @@ def triton(
     as_json: _options.Json = False,
 ) -> None:
     """Write a model repository for Triton Inference Server."""
-    from capsedge.serving.deploy.triton import deploy_triton
+    from capsedge.deploy.triton import deploy_triton
 
     options = replace(options, **assigned(TritonOptions, SET, fields or [], "--set"))
     made = deploy_triton(models, output, options, note=lambda text: log(f"note: {text}"))
@@ -166,7 +166,7 @@ def kserve(
     as_json: _options.Json = False,
 ) -> None:
     """Write a KServe service for a folder of `capsedge deploy triton`."""
-    from capsedge.serving.deploy.kserve import deploy_kserve
+    from capsedge.deploy.kserve import deploy_kserve
 
     made = deploy_kserve(repository, output, options, storage=storage)
     print_report(made, as_json)

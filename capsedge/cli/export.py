@@ -25,7 +25,7 @@ from capsedge.spec.vocabularies import ZOO_ROUTINGS
 
 if TYPE_CHECKING:
     from capsedge.exporters.export_report import ExportReport
-    from capsedge.models.user_module import UserModuleSpec
+    from capsedge.models.user.module import UserModuleSpec
     from capsedge.runtime.user_metadata import Description
 
 Routing = Annotated[
@@ -167,8 +167,8 @@ class _ExportArguments(NamedTuple):
 
 def _export_user_module(subject: UserModuleSpec, example: str, job: _ExportArguments) -> None:
     from capsedge.exporters.export import export
-    from capsedge.models.example_inputs import read_example
-    from capsedge.models.user_module import load_user_module
+    from capsedge.models.user.example_inputs import read_example
+    from capsedge.models.user.module import load_user_module
     from capsedge.runtime.files.writing import check_apart, sha256
 
     own = load_user_module(subject)

@@ -17,10 +17,10 @@ from capsedge.runtime.progress import Progress, silent
 from capsedge.runtime.runtime_options import RuntimeOptions
 
 if TYPE_CHECKING:
-    from capsedge.runtime.classify import Classified
-    from capsedge.runtime.ensemble import Ensemble
-    from capsedge.runtime.predictions import Prediction
-    from capsedge.runtime.session import Session
+    from capsedge.runtime.session.classify import Classified
+    from capsedge.runtime.session.ensemble import Ensemble
+    from capsedge.runtime.session.predictions import Prediction
+    from capsedge.runtime.session.session import Session
 
 ATYPICAL = "nothing to see"
 _ROWS, _NUMBERS = 10, 8  # for arrays: output rows shown, and numbers per row
@@ -99,8 +99,8 @@ def command(
     If an image cannot be read, it is reported, the others are classified, and the exit code is 2.
     """
     from capsedge.cli._process import contents
-    from capsedge.runtime.classify import classify_files, image_files
     from capsedge.runtime.load import load
+    from capsedge.runtime.session.classify import classify_files, image_files
     from capsedge.runtime.zoo import DEFAULT
 
     _check_choice(
@@ -177,10 +177,10 @@ def _infer_arrays(
     import numpy as np
 
     from capsedge.datasets.array_files import by_name, read_arrays
-    from capsedge.runtime.array_runs import run_rows
     from capsedge.runtime.files.writing import atomic_writer, check_apart
     from capsedge.runtime.load import load
     from capsedge.runtime.onnx_file.stored_values import find_not_finite_in, why_of
+    from capsedge.runtime.session.classify import run_rows
 
     if len(model) != 1:
         raise UsageError(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from capsedge.runtime.profiling.profile import ProfileReport
-    from capsedge.runtime.session import Session
+    from capsedge.runtime.session.session import Session
 
 Models = Annotated[
     list[Path] | None,

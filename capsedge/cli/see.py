@@ -123,8 +123,8 @@ def command(
 
     Pictures show reconstructions, pose dimensions, overlapping objects, routing, and the hardest images.
     """
-    from capsedge.runtime.classify import image_files
     from capsedge.runtime.load import load
+    from capsedge.runtime.session.classify import image_files
     from capsedge.viz import figure_kinds
     from capsedge.viz.save import check_picture, save
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def _file(argument: Any) -> Path | None:
-    from capsedge.serving.deploy.server_model import file_of
+    from capsedge.serving.server_model import file_of
 
     return file_or_name(file_of(argument))
 

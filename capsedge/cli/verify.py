@@ -21,7 +21,7 @@ from capsedge.runtime.files.writing import check_writable
 from capsedge.verification.verify_options import VerifyOptions
 
 if TYPE_CHECKING:
-    from capsedge.models.user_module import UserModule, UserModuleSpec
+    from capsedge.models.user.module import UserModule, UserModuleSpec
     from capsedge.verification.certificate import Certificate
     from capsedge.verification.verify_ensemble import EnsembleCertificate
 
@@ -163,6 +163,6 @@ def _reference(checkpoints: list[Path], source: UserModuleSpec | None) -> UserMo
         )
     if source is None:
         return checkpoints[0] if checkpoints else None
-    from capsedge.models.user_module import load_user_module
+    from capsedge.models.user.module import load_user_module
 
     return load_user_module(source)

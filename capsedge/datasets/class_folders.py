@@ -17,7 +17,7 @@ from capsedge.runtime.files.reading import list_folder
 from capsedge.runtime.images.decoding import read_image
 from capsedge.runtime.images.headers import is_image_name
 from capsedge.runtime.images.preprocessing import prepare
-from capsedge.runtime.metadata import Preprocessing
+from capsedge.runtime.metadata.metadata import Preprocessing
 
 # Names of the files or folders of a split, the one that is meant first.
 _VALIDATION = ("val", "valid", "validation")

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from capsedge.datasets.image_set import ImageSet
-from capsedge.runtime.origin import (
+from capsedge.runtime.metadata.origin import (
     SAMPLE,
     AnySplit,
     TrainingSplit,

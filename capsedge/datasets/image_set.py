@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from capsedge.errors import UsageError
 from capsedge.runtime.images.inputs import ImageReader
 from capsedge.runtime.images.preprocessing import prepare_all
-from capsedge.runtime.metadata import Preprocessing
+from capsedge.runtime.metadata.metadata import Preprocessing
 
 Floats = NDArray[np.float32]
 _PREPARED = 32  # images at once

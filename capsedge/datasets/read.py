@@ -28,8 +28,8 @@ from capsedge.datasets.image_set import ImageSet, check_finite
 from capsedge.errors import UsageError
 from capsedge.runtime.files.formats import identify_path
 from capsedge.runtime.files.reading import FOLDER, list_folder, path_kind
-from capsedge.runtime.metadata import Preprocessing
-from capsedge.runtime.origin import AnySplit
+from capsedge.runtime.metadata.metadata import Preprocessing
+from capsedge.runtime.metadata.origin import AnySplit
 
 _IDX_IMAGES, _IDX_LABELS = "-images-idx3-ubyte", "-labels-idx1-ubyte"
 _IDX_STEMS = {"train": "train", "test": "t10k", "validation": "validation"}

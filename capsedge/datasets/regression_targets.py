@@ -25,8 +25,8 @@ from capsedge.datasets.read import as_images, read_images
 from capsedge.errors import UsageError
 from capsedge.runtime.files.reading import file_size, open_regular_file
 from capsedge.runtime.files.writing import DATA, as_path
-from capsedge.runtime.metadata import Preprocessing
-from capsedge.runtime.typical_input import TypicalInput, spans_of
+from capsedge.runtime.metadata.metadata import Preprocessing
+from capsedge.runtime.metadata.typical_input import TypicalInput, spans_of
 from capsedge.runtime.user_metadata import Description
 from capsedge.spec import limits
 

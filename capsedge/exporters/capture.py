@@ -32,7 +32,7 @@ from capsedge.exporters.user_batch import NoFreeBatch
 from capsedge.exporters.user_errors import FIXED, capture_error, why_fixed
 from capsedge.graph.merge import FreeAxis, merge
 from capsedge.graph.passes import TORCH_DOMAIN
-from capsedge.models.user_code import code_location, is_user_code, node_lines
+from capsedge.models.user.code import code_location, is_user_code, node_lines
 from capsedge.spec.operators import OPERATORS, Operator
 
 # --- Translating the capsule operators while ``torch.onnx.export`` runs ---

@@ -42,14 +42,14 @@ from capsedge.graph.passes import Lowered
 from capsedge.graph.target_runtimes import resolve
 from capsedge.models import CapsuleModel, with_iterations
 from capsedge.models.checkpoint import check_finite
-from capsedge.models.unsaved_tensors import unregistered
+from capsedge.models.user.unsaved_tensors import unregistered
 from capsedge.options import takes
 from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime
 from capsedge.runtime.description_fields import DescriptionLike, description_of
 from capsedge.runtime.files.writing import OUTPUT, as_path, check_writable, write_bytes
-from capsedge.runtime.metadata import ModelMetadata
+from capsedge.runtime.metadata.metadata import ModelMetadata
 from capsedge.runtime.progress import Progress, silent
-from capsedge.runtime.routing_trace import TraceOutputs
+from capsedge.runtime.session.routing_trace import TraceOutputs
 from capsedge.runtime.user_metadata import Description, describe_model
 from capsedge.spec.vocabularies import TRACE
 

@@ -12,7 +12,7 @@ from capsedge.errors import ParityError
 from capsedge.exporters.export_options import REWRITES
 from capsedge.graph.fusion import FusionReport, by_reason
 from capsedge.runtime.files.text import format_bytes
-from capsedge.runtime.metadata import ModelMetadata
+from capsedge.runtime.metadata.metadata import ModelMetadata
 from capsedge.runtime.result_summary import Report, short, verdict
 from capsedge.spec.vocabularies import LENGTHS, LOGITS, REGRESSION
 from capsedge.tolerance import MAX_GROWTH

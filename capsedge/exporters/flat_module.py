@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from capsedge.errors import UnsupportedModelError
-from capsedge.models.user_code import on_cpu
+from capsedge.models.user.code import on_cpu
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ from capsedge.exporters.user_traced_routing import traced_graph
 from capsedge.graph import Rewrites
 from capsedge.graph.fusion import FusionReport
 from capsedge.graph.passes import Lowered, lower
-from capsedge.models.looked_up_tables import TableBounds, table_bounds
 from capsedge.models.ops.registration import RoutingCalls
+from capsedge.models.user.looked_up_tables import TableBounds, table_bounds
+from capsedge.runtime.metadata.table_indices import InputBounds, inputs_property
 from capsedge.runtime.progress import Progress, silent
-from capsedge.runtime.table_indices import InputBounds, inputs_property
 from capsedge.spec import limits
 
 

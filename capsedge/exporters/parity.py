@@ -18,9 +18,9 @@ from capsedge.exporters.flat_module import resized, run_fp64, to_fp64
 from capsedge.exporters.subject import Subject
 from capsedge.graph import Rewrites
 from capsedge.graph.ir import Graph
-from capsedge.models.user_code import first_line, line_of, node_lines
+from capsedge.models.user.code import first_line, line_of, node_lines
 from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime
-from capsedge.runtime.routing_trace import PREFIX
+from capsedge.runtime.session.routing_trace import PREFIX
 from capsedge.tolerance import TRACE, Tolerance, excess, undefined
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from capsedge.errors import UnsupportedModelError
-from capsedge.models.user_code import Draws, lines_with
+from capsedge.models.user.code import Draws, lines_with
 
 Outputs = Mapping[str, Tensor]
 Run = Callable[[Sequence[Tensor]], Outputs]

@@ -15,9 +15,9 @@ from torch import Tensor
 from capsedge.errors import UsageError
 from capsedge.exporters.flat_module import AddedScores, Flat
 from capsedge.exporters.subject import Subject
-from capsedge.runtime.metadata import ModelMetadata, Outputs, Preprocessing
+from capsedge.runtime.metadata.metadata import ModelMetadata, Outputs, Preprocessing
+from capsedge.runtime.metadata.scores import AS_IT_IS, CAPSULES, ChosenScores, choose_scores
 from capsedge.runtime.score_checks import kind_of, probes
-from capsedge.runtime.scores import AS_IT_IS, CAPSULES, ChosenScores, choose_scores
 from capsedge.runtime.user_metadata import (
     NAMED,
     Description,

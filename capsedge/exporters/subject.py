@@ -18,7 +18,7 @@ from capsedge.exporters.traced_routing import Traced, trace_routing
 from capsedge.models import CapsuleModel
 from capsedge.models.ops.registration import RoutingCalls
 from capsedge.runtime.files.writing import type_in_words
-from capsedge.runtime.metadata import ModelMetadata
+from capsedge.runtime.metadata.metadata import ModelMetadata
 from capsedge.spec.vocabularies import EXTRA_OUTPUTS, TRACE
 
 Inputs = Path | str | Tensor | np.ndarray | Sequence[Any] | Mapping[str, Any]

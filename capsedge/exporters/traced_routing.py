@@ -16,7 +16,7 @@ from capsedge.models import CapsuleModel
 from capsedge.models.layers import DynamicCapsules
 from capsedge.models.ops.registration import RoutingCall, RoutingCalls
 from capsedge.models.ops.unrolled import unroll
-from capsedge.runtime.routing_trace import PREFIX, TraceLayer
+from capsedge.runtime.session.routing_trace import PREFIX, TraceLayer
 from capsedge.spec import limits
 from capsedge.spec.operators import OPERATORS, WINDOWS
 

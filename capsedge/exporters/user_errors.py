@@ -15,7 +15,7 @@ from capsedge.exporters.subject import Subject
 from capsedge.exporters.user_batch import NoFreeBatch
 from capsedge.graph.ir import Graph
 from capsedge.graph.passes import is_foreign
-from capsedge.models.user_code import first_line, line_of, node_lines
+from capsedge.models.user.code import first_line, line_of, node_lines
 
 FIXED = "Constraints violated"  # torch's words
 _APART = re.compile(r"generated guard .* != (\d+)")

@@ -14,7 +14,7 @@ from capsedge.errors import UsageError
 from capsedge.exporters.flat_module import unique_name
 from capsedge.exporters.subject import Subject
 from capsedge.exporters.user_batch import in_batches
-from capsedge.models.example_inputs import in_order
+from capsedge.models.user.example_inputs import in_order
 
 Example = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
 FreeAxes = Mapping[str, Sequence[int]]

@@ -34,7 +34,7 @@ from capsedge.graph.ir import (
 from capsedge.graph.ir import replace as replace_fields
 from capsedge.graph.trace_outputs import without_uniform_passes
 from capsedge.models.ops.registration import RoutingCall
-from capsedge.runtime.routing_trace import TraceLayer
+from capsedge.runtime.session.routing_trace import TraceLayer
 from capsedge.spec.operators import DOMAIN, ROUTING_OPERATORS, VOTES_AS_INPUT, WINDOWS, operator_of
 
 # --- Positions of a node's children, found by perturbing the preceding maps ---

@@ -21,7 +21,7 @@ from capsedge.graph.ir import (
     replace,
     shapes_of,
 )
-from capsedge.runtime.routing_trace import TraceLayer
+from capsedge.runtime.session.routing_trace import TraceLayer
 from capsedge.spec.operators import DOMAIN, ROUTING_OPERATORS, operator_of
 
 # The plain procedures, which compute the values of all iterations.

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from capsedge.errors import UsageError
 from capsedge.importers.key_patterns import Fit, Patterns, Shapes, fit
 from capsedge.models.configs import ModelConfig
-from capsedge.runtime.metadata import Outputs, Preprocessing
+from capsedge.runtime.metadata.metadata import Outputs, Preprocessing
 
 # --- Choices that a file of weights leaves to the user ---
 

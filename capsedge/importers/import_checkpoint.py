@@ -37,8 +37,8 @@ from capsedge.runtime.files.writing import (
     check_writable,
     sha256,
 )
-from capsedge.runtime.metadata import Preprocessing
-from capsedge.runtime.origin import NOT_COMPARED, ORIGIN_KEY, Origin
+from capsedge.runtime.metadata.metadata import Preprocessing
+from capsedge.runtime.metadata.origin import NOT_COMPARED, ORIGIN_KEY, Origin
 from capsedge.runtime.progress import Progress, silent
 from capsedge.runtime.result_summary import Report, short
 from capsedge.runtime.user_metadata import Description

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from capsedge.errors import EnvironmentProblem
 from capsedge.importers.family import Floats, Weights
 from capsedge.runtime.files.archives import Archive, BadArchive
-from capsedge.runtime.files.json_documents import Malformed, decode, parse
+from capsedge.runtime.files.json_documents import MalformedJson, decode, parse
 from capsedge.runtime.files.sandbox import SandboxLimits, SandboxResult, run_in_sandbox
 from capsedge.spec import limits
 
@@ -99,7 +99,7 @@ def content_of(ended: SandboxResult) -> Hdf5:
             raise BadHdf5(decode(str, values["refused"], "refused"))
         answer = decode(_WorkerOutput, values)
         arrays = {path: _array(ended, *what) for path, what in answer.arrays.items()}
-    except Malformed as error:
+    except MalformedJson as error:
         raise BadHdf5(f"the process that read it returned a damaged result: {error}") from error
     if ended.output.read(1):
         raise BadHdf5("the process that read it returned too long a result")
@@ -183,7 +183,7 @@ def _json(text: object) -> dict[str, Any] | None:
         return None
     try:
         return decode(dict[str, Any], parse(str(text).encode(errors="replace"), nan="null"))
-    except Malformed as error:
+    except MalformedJson as error:
         raise BadHdf5(f"its configuration cannot be read: {error}") from error
 
 

@@ -27,7 +27,7 @@ import numpy as np
 
 from capsedge.errors import UsageError
 from capsedge.importers.family import Floats, Weights
-from capsedge.runtime.files.json_documents import Malformed, decode
+from capsedge.runtime.files.json_documents import MalformedJson, decode
 from capsedge.runtime.files.toml import read_toml
 
 
@@ -55,7 +55,7 @@ def read_key_map(path: Path | str) -> KeyMap:
     """
     try:
         return decode(KeyMap, read_toml(path, "Check the path of the key map."))
-    except Malformed as error:
+    except MalformedJson as error:
         raise UsageError(
             f"{path} is not a key map.", f"{error}.", "See docs/how-to/import.md for an example."
         ) from error

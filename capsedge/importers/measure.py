@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from capsedge.datasets import ImageSet
 from capsedge.models import CapsuleModel
-from capsedge.runtime.metadata import Outputs
+from capsedge.runtime.metadata.metadata import Outputs
 from capsedge.spec.vocabularies import REGRESSION
 
 GAIN = 0.01  # an alternative is clearly better if it gains at least this share of the images,

@@ -20,9 +20,9 @@ from capsedge.errors import UsageError
 from capsedge.exporters.repeatability import check_repeatable
 from capsedge.models import CapsuleModel
 from capsedge.models.stems import SAMPLE
-from capsedge.models.user_code import first_line, on_cpu
-from capsedge.models.user_module import UserModuleSpec, load_user_module
-from capsedge.runtime.metadata import Preprocessing
+from capsedge.models.user.code import first_line, on_cpu
+from capsedge.models.user.module import UserModuleSpec, load_user_module
+from capsedge.runtime.metadata.metadata import Preprocessing
 from capsedge.runtime.progress import Progress, silent
 from capsedge.spec.vocabularies import REGRESSION
 from capsedge.verification.sample_inputs import Floats, generated, hard_cases, prepared

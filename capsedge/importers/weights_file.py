@@ -19,7 +19,7 @@ from capsedge.importers import keras_file
 from capsedge.importers.family import Floats, Weights
 from capsedge.importers.keras_file import BadHdf5
 from capsedge.models.unnamed_weights import unnamed_in, unnamed_only
-from capsedge.models.user_weights import (
+from capsedge.models.user.weights import (
     WRAPPERS,
     StateDict,
     candidates_in,
@@ -30,10 +30,10 @@ from capsedge.models.user_weights import (
 from capsedge.models.weight_names import common_prefixes, without_wrappers
 from capsedge.runtime.files.archives import Archive, BadArchive
 from capsedge.runtime.files.formats import identify_path
-from capsedge.runtime.files.json_documents import Malformed
+from capsedge.runtime.files.json_documents import MalformedJson
 from capsedge.runtime.files.reading import file_size, open_regular_file
 from capsedge.runtime.files.safetensors import TYPES, read_header
-from capsedge.runtime.finite import DIVERGED, listed, not_finite
+from capsedge.runtime.onnx_file.stored_values import DIVERGED, listed, not_finite
 from capsedge.spec import limits
 
 # --- Formats, and limits on what they hold ---
@@ -76,7 +76,7 @@ def read_weights(path: Path | str) -> Weights:
             )
         try:
             found = read(path, file)
-        except (BadArchive, BadHdf5, Malformed) as error:
+        except (BadArchive, BadHdf5, MalformedJson) as error:
             raise ArtefactError(
                 f"{path} is refused.",
                 f"{str(error)[:1].upper()}{str(error)[1:]}.",
@@ -151,7 +151,7 @@ def _safetensors(path: Path, file: BufferedReader) -> Weights:
     for name, tensor in header.tensors.items():
         kind = TYPES[tensor.dtype][0]
         if not kind.startswith(("float16", "float32", "float64", "int", "uint", "bfloat16")):
-            raise Malformed(f"'{name}' has elements of the type {kind}")
+            raise MalformedJson(f"'{name}' has elements of the type {kind}")
         file.seek(start + tensor.data_offsets[0])
         data = file.read(tensor.data_offsets[1] - tensor.data_offsets[0])
         if kind == "bfloat16":  # the upper half of an FP32

@@ -16,8 +16,8 @@ from torch.utils.flop_counter import flop_registry
 from capsedge.errors import UsageError
 from capsedge.models.configs import ModelConfig
 from capsedge.models.stems import make_stem, stem_grid
-from capsedge.runtime.origin import Origin, TrainingSplit
-from capsedge.runtime.typical_input import TypicalInput
+from capsedge.runtime.metadata.origin import Origin, TrainingSplit
+from capsedge.runtime.metadata.typical_input import TypicalInput
 from capsedge.spec import limits
 
 

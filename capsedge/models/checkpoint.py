@@ -21,14 +21,14 @@ from capsedge.models.torch_file import BadPickle, read_torch, unreadable
 from capsedge.models.training.run_files import MODEL
 from capsedge.runtime.files import formats
 from capsedge.runtime.files.archives import BadArchive
-from capsedge.runtime.files.json_documents import Malformed, parse
+from capsedge.runtime.files.json_documents import MalformedJson, parse
 from capsedge.runtime.files.reading import file_size, open_regular_file, path_kind
 from capsedge.runtime.files.safetensors import read_header
 from capsedge.runtime.files.writing import WEIGHTS, as_path, write_bytes
-from capsedge.runtime.finite import DIVERGED, NotFinite, listed, not_finite
 from capsedge.runtime.inspection import CONFIG_KEY
-from capsedge.runtime.origin import origin_of, training_split_of
-from capsedge.runtime.typical_input import typical_input_of
+from capsedge.runtime.metadata.origin import origin_of, training_split_of
+from capsedge.runtime.metadata.typical_input import typical_input_of
+from capsedge.runtime.onnx_file.stored_values import DIVERGED, NotFinite, listed, not_finite
 from capsedge.spec import limits
 
 
@@ -177,7 +177,7 @@ def _read_safetensors(path: Path, file: BufferedReader) -> Content:
         if CONFIG_KEY not in header.metadata:
             raise _not_a_checkpoint(path, f"Its metadata lacks '{CONFIG_KEY}'.")
         config = parse(header.metadata[CONFIG_KEY])
-    except Malformed as error:
+    except MalformedJson as error:
         raise _damaged(path, error) from error
 
     def tensors() -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from capsedge.errors import UsageError
-from capsedge.runtime.metadata import Outputs, Preprocessing
+from capsedge.runtime.metadata.metadata import Outputs, Preprocessing
 from capsedge.spec import limits
 from capsedge.spec.vocabularies import CLASSIFICATION, REGRESSION
 

@@ -22,7 +22,7 @@ from capsedge.models.config_base import (
     check_range,
 )
 from capsedge.models.fsanet_config import FSANetConfig, PooledFSANetConfig
-from capsedge.runtime.files.json_documents import Malformed, check, decode
+from capsedge.runtime.files.json_documents import MalformedJson, check, decode
 from capsedge.spec import limits
 
 # --- CapsNet ---
@@ -457,5 +457,5 @@ def config_from_dict(values: object) -> ModelConfig:
         if isinstance(stem, dict) and stem.keys() == {"resnet"}:
             rest["stem"] = {"stages": stem["resnet"]}
         return decode(family, rest)
-    except Malformed as error:
+    except MalformedJson as error:
         raise UsageError("The model configuration cannot be read.", f"{error}.") from error

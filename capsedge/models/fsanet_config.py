@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from capsedge.errors import UsageError
 from capsedge.models.config_base import Conv, ModelConfig, check_range
-from capsedge.runtime.metadata import Outputs
+from capsedge.runtime.metadata.metadata import Outputs
 from capsedge.spec import limits
 from capsedge.spec.vocabularies import REGRESSION
 

@@ -15,7 +15,7 @@ from capsedge.models.configs import (
     ModelConfig,
     ResNet,
 )
-from capsedge.runtime.metadata import Preprocessing
+from capsedge.runtime.metadata.metadata import Preprocessing
 
 DIGITS = tuple("0123456789")
 CIFAR10 = (

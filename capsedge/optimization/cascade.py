@@ -29,7 +29,6 @@ from capsedge.optimization.cascade_thresholds import (
     most_changed,
 )
 from capsedge.options import takes
-from capsedge.runtime.cascade_metadata import CONFIDENCE, Cascade
 from capsedge.runtime.files.text import format_bytes
 from capsedge.runtime.files.writing import (
     OUTPUT,
@@ -41,11 +40,12 @@ from capsedge.runtime.files.writing import (
     write_bytes,
 )
 from capsedge.runtime.load import load_bytes
-from capsedge.runtime.metadata import Preprocessing
-from capsedge.runtime.origin import AnySplit, joint
+from capsedge.runtime.metadata.cascade_metadata import CONFIDENCE, Cascade
+from capsedge.runtime.metadata.metadata import Preprocessing
+from capsedge.runtime.metadata.origin import AnySplit, joint
 from capsedge.runtime.progress import Progress, silent
 from capsedge.runtime.result_summary import Report, short, verdict
-from capsedge.runtime.session import Session
+from capsedge.runtime.session.session import Session
 from capsedge.spec.vocabularies import ESCALATED
 
 if TYPE_CHECKING:

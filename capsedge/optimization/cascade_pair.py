@@ -21,14 +21,14 @@ from capsedge.graph.random_nodes import refuse_random
 from capsedge.optimization.cascade_graph import Pair
 from capsedge.optimization.cascade_thresholds import PairScores, decided
 from capsedge.runtime.backends.backend import Port
-from capsedge.runtime.cascade_metadata import Parent
 from capsedge.runtime.load import load_bytes
-from capsedge.runtime.metadata import ModelMetadata, Outputs, Preprocessing
+from capsedge.runtime.metadata.cascade_metadata import Parent
+from capsedge.runtime.metadata.metadata import ModelMetadata, Outputs, Preprocessing
 from capsedge.runtime.onnx_file.summary import read_bytes
-from capsedge.runtime.predictions import DEFAULT_THRESHOLD
 from capsedge.runtime.progress import Progress
 from capsedge.runtime.score_checks import score_warnings
-from capsedge.runtime.session import Session
+from capsedge.runtime.session.predictions import DEFAULT_THRESHOLD
+from capsedge.runtime.session.session import Session
 from capsedge.spec.vocabularies import REGRESSION
 
 # --- Requirements that the two must share ---

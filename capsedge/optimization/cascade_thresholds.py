@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.metrics import binomial_at_most
-from capsedge.runtime.cascade_metadata import CONFIDENCE
+from capsedge.runtime.metadata.cascade_metadata import CONFIDENCE
 
 _STEPS = 100  # steps of a bisection to the last bit of a double
 _MAX_CANDIDATES = 256  # thresholds on the margin

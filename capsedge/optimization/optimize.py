@@ -29,12 +29,12 @@ from capsedge.runtime.files.writing import (
     check_writable,
     write_bytes,
 )
+from capsedge.runtime.metadata.table_indices import explained
 from capsedge.runtime.onnx_file.summary import OnnxSummary, read_harmless
 from capsedge.runtime.profiling.compare import CAPSEDGE, Entrant, compare
 from capsedge.runtime.profiling.worker import RunLimits, Specification
 from capsedge.runtime.progress import Progress, silent
 from capsedge.runtime.result_summary import Report, Table, short
-from capsedge.runtime.table_indices import explained
 from capsedge.runtime.user_metadata import Description, describe_model
 from capsedge.spec import limits
 

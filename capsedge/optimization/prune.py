@@ -33,7 +33,7 @@ from capsedge.optimization.prune_options import PruneOptions
 from capsedge.optimization.prune_report import PruningReport, Round, Size
 from capsedge.options import takes
 from capsedge.runtime.files import json_documents
-from capsedge.runtime.files.json_documents import Malformed, dump
+from capsedge.runtime.files.json_documents import MalformedJson, dump
 from capsedge.runtime.files.reading import path_kind
 from capsedge.runtime.files.settings import changed_settings
 from capsedge.runtime.files.writing import (
@@ -47,9 +47,9 @@ from capsedge.runtime.files.writing import (
     with_suffix_appended,
     write_text,
 )
-from capsedge.runtime.origin import PRUNING_KEY, TRAINING_SPLIT_KEY, Pruned, pruned_of
+from capsedge.runtime.metadata.origin import PRUNING_KEY, TRAINING_SPLIT_KEY, Pruned, pruned_of
+from capsedge.runtime.metadata.typical_input import TYPICAL_INPUT_KEY
 from capsedge.runtime.progress import Progress, silent
-from capsedge.runtime.typical_input import TYPICAL_INPUT_KEY
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -83,7 +83,7 @@ def open_work(folder: Path, settings: str, resume: bool) -> None:
         )
     try:
         changed = changed_settings(json_documents.read(place), json.loads(settings))
-    except Malformed as error:
+    except MalformedJson as error:
         raise ArtefactError(f"{place} is damaged.", f"{error}.", "Remove the folder.") from error
     if changed:
         raise ArtefactError(

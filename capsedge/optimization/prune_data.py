@@ -14,7 +14,7 @@ from capsedge.errors import UsageError
 from capsedge.metrics import check_above_chance
 from capsedge.models import CapsuleModel
 from capsedge.models.training.evaluate import predict_all
-from capsedge.runtime.predictions import DEFAULT_THRESHOLD
+from capsedge.runtime.session.predictions import DEFAULT_THRESHOLD
 
 _HELD_OUT = 1 / 12  # share of the training images: 5,000 of MNIST's
 _USUAL = 20  # images held out, if this is at most a quarter

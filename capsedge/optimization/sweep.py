@@ -32,7 +32,7 @@ from capsedge.options import takes
 from capsedge.runtime.files.text import format_bytes
 from capsedge.runtime.files.writing import sha256, temporary_folder
 from capsedge.runtime.load import load
-from capsedge.runtime.origin import AnySplit, joint
+from capsedge.runtime.metadata.origin import AnySplit, joint
 from capsedge.runtime.profiling.compare import CAPSEDGE, Entrant, compare
 from capsedge.runtime.profiling.profile import random_inputs
 from capsedge.runtime.profiling.report_html import COLOURS

@@ -17,7 +17,7 @@ from capsedge.graph.ir import copy_of
 from capsedge.graph.write_shapes import write_shapes
 from capsedge.models.find import NamedModel
 from capsedge.runtime.files import json_documents, reading
-from capsedge.runtime.files.json_documents import Malformed, decode
+from capsedge.runtime.files.json_documents import MalformedJson, decode
 from capsedge.runtime.files.writing import make_folder, sha256, write_bytes, write_text
 
 # --- State from which an interrupted sweep can be resumed ---
@@ -65,8 +65,8 @@ class State:
         try:
             found = decode(_SweepDocument, json_documents.read(self._path))
             if found.schema != SCHEMA:
-                raise Malformed(f"schema {found.schema}, not {SCHEMA}")
-        except Malformed as error:
+                raise MalformedJson(f"schema {found.schema}, not {SCHEMA}")
+        except MalformedJson as error:
             raise ArtefactError(
                 f"{self._path} cannot be read.", f"{error}.", "Choose another folder for the files."
             ) from error

@@ -17,9 +17,9 @@ from typing import Any, TypeAlias
 from capsedge.errors import UsageError
 from capsedge.options import bounds, number, whole, within, words
 from capsedge.runtime.files import reading
-from capsedge.runtime.files.json_documents import Malformed
+from capsedge.runtime.files.json_documents import MalformedJson
 from capsedge.runtime.files.toml import read_toml
-from capsedge.runtime.metadata import Outputs
+from capsedge.runtime.metadata.metadata import Outputs
 from capsedge.runtime.user_metadata import Description
 from capsedge.spec import limits
 from capsedge.spec.vocabularies import (
@@ -64,7 +64,7 @@ def read_file(path: Path) -> dict[str, Any]:
     fix = f"It is a TOML file with fields such as {', '.join(list(FIELDS)[:3])} (docs/reference/metadata.md)."
     try:
         return read_fields(read_toml(path, fix), path.parent)
-    except Malformed as error:
+    except MalformedJson as error:
         raise UsageError(f"{path} is not TOML.", f"{error}.", fix) from error
     except UsageError as error:
         raise UsageError(f"{path}: {error.what}", error.why, error.fix) from error

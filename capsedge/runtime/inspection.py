@@ -12,18 +12,16 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from capsedge.errors import ArtefactError, EnvironmentProblem, UsageError
-from capsedge.runtime import engine_metadata as metadata_files
 from capsedge.runtime.backends.cuda import load_cuda
 from capsedge.runtime.backends.engine_layers import EngineLayer
 from capsedge.runtime.backends.tensorrt_library import check_machine, this_machine
 from capsedge.runtime.backends.tensorrt_rtx import import_for
 from capsedge.runtime.files.formats import is_engine
-from capsedge.runtime.files.json_documents import Malformed
+from capsedge.runtime.files.json_documents import MalformedJson
 from capsedge.runtime.files.reading import file_size, open_regular_file
 from capsedge.runtime.files.safetensors import TYPES, Header, read_header
 from capsedge.runtime.files.safetensors import field as checkpoint_field
 from capsedge.runtime.files.writing import MODEL_OR_BYTES, ModelLike, as_file, as_path, sha256
-from capsedge.runtime.finite import NotFinite, not_finite
 from capsedge.runtime.inspection_report import (
     EngineInspection,
     Inspection,
@@ -32,21 +30,22 @@ from capsedge.runtime.inspection_report import (
     Tensors,
 )
 from capsedge.runtime.machine import power_mode
-from capsedge.runtime.metadata import ModelMetadata
+from capsedge.runtime.metadata import engine_metadata as metadata_files
+from capsedge.runtime.metadata.metadata import ModelMetadata
+from capsedge.runtime.metadata.origin import ORIGIN_KEY, PRUNING_KEY, Origin, Pruned
+from capsedge.runtime.metadata.table_indices import read_inputs_property
 from capsedge.runtime.onnx_file.costs import votes_of
 from capsedge.runtime.onnx_file.layer_map import layer_of_weights, locations_in, merge_locations
-from capsedge.runtime.onnx_file.stored_values import find_not_finite
+from capsedge.runtime.onnx_file.stored_values import NotFinite, find_not_finite, not_finite
 from capsedge.runtime.onnx_file.structure import (
     BITS,
-    Graph,
+    GraphStructure,
     Node,
     Shape,
-    Value,
+    ValueInfo,
     structure_of,
 )
 from capsedge.runtime.onnx_file.summary import read_bytes
-from capsedge.runtime.origin import ORIGIN_KEY, PRUNING_KEY, Origin, Pruned
-from capsedge.runtime.table_indices import read_inputs_property
 from capsedge.spec.operators import DOMAIN, ROUTING_OPERATORS
 
 LARGEST = 5  # intermediate values listed
@@ -95,7 +94,7 @@ def _checkpoint(path: Path) -> Inspection:
         configuration = checkpoint_field(dict[str, Any], header.metadata, CONFIG_KEY)
         origin = checkpoint_field(Origin, header.metadata, ORIGIN_KEY)
         pruned = checkpoint_field(Pruned, header.metadata, PRUNING_KEY)
-    except Malformed as error:
+    except MalformedJson as error:
         raise ArtefactError(
             f"{path} is not a readable safetensors checkpoint.",
             f"{error}.",
@@ -193,11 +192,11 @@ def _onnx(path: Path, batches: Sequence[int]) -> Inspection:
     )
 
 
-def _values(graph: Graph) -> list[Value]:
+def _values(graph: GraphStructure) -> list[ValueInfo]:
     return [v for each in graph.graphs() for v in (*each.values, *each.inputs, *each.outputs)]
 
 
-def _largest(graph: Graph, batches: Sequence[int]) -> list[Intermediate]:
+def _largest(graph: GraphStructure, batches: Sequence[int]) -> list[Intermediate]:
     """The largest intermediate values with a stated shape; the batch is the first dimension of the inputs.
 
     Other free dimensions (a batch folded with positions, in inlined bodies) have no size to compute with.
@@ -216,9 +215,9 @@ def _largest(graph: Graph, batches: Sequence[int]) -> list[Intermediate]:
     return sorted(found, key=lambda v: -max(v.bytes.values()))[:LARGEST]
 
 
-def _constants(graph: Graph) -> list[Value]:
+def _constants(graph: GraphStructure) -> list[ValueInfo]:
     values = (node.attributes.get("value") for node in graph.walk() if node.op == "Constant")
-    return [v for v in values if isinstance(v, Value)]
+    return [v for v in values if isinstance(v, ValueInfo)]
 
 
 def _votes(node: Node, shapes: dict[str, Shape], batches: Sequence[int]) -> RoutingLayer:

@@ -7,14 +7,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from capsedge.runtime.engine_metadata import EngineMetadata, range_words
 from capsedge.runtime.files.text import format_bytes
-from capsedge.runtime.finite import NotFinite, listed
-from capsedge.runtime.metadata import ModelMetadata
-from capsedge.runtime.onnx_file.structure import Shape, Value
-from capsedge.runtime.origin import Origin, Pruned
+from capsedge.runtime.metadata.engine_metadata import EngineMetadata, range_words
+from capsedge.runtime.metadata.metadata import ModelMetadata
+from capsedge.runtime.metadata.origin import Origin, Pruned
+from capsedge.runtime.metadata.table_indices import InputBounds
+from capsedge.runtime.onnx_file.stored_values import NotFinite, listed
+from capsedge.runtime.onnx_file.structure import Shape, ValueInfo
 from capsedge.runtime.result_summary import Report, Table, short
-from capsedge.runtime.table_indices import InputBounds
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,8 @@ class Inspection(Report):
     ir_version: int | None = None
     opsets: dict[str, int] = field(default_factory=dict)
     producer: str = ""
-    inputs: list[Value] = field(default_factory=list)
-    outputs: list[Value] = field(default_factory=list)
+    inputs: list[ValueInfo] = field(default_factory=list)
+    outputs: list[ValueInfo] = field(default_factory=list)
     bounds: dict[str, InputBounds] = field(default_factory=dict)
     operators: dict[str, dict[str, int]] = field(default_factory=dict)
     functions: list[dict[str, Any]] = field(default_factory=list)
@@ -124,7 +124,7 @@ class Inspection(Report):
             self._votes(),
         ]
 
-    def _ports(self, title: str, values: Sequence[Value]) -> Table:
+    def _ports(self, title: str, values: Sequence[ValueInfo]) -> Table:
         columns: tuple[str, ...] = ("name", "type", "shape")
         rows: list[tuple[str, ...]] = [(v.name, v.type, _dimensions(v.shape)) for v in values]
         allowed = [_allowed(self.bounds.get(v.name)) for v in values]

@@ -13,17 +13,17 @@ from capsedge.options import takes
 from capsedge.runtime import zoo
 from capsedge.runtime.backends import BACKENDS
 from capsedge.runtime.backends.backend import Backend, ModelFile, usable_cores
-from capsedge.runtime.decoder import decoder_of
 from capsedge.runtime.files import reading
 from capsedge.runtime.files.writing import MODEL, as_path, sha256
 from capsedge.runtime.runtime_options import RuntimeOptions
-from capsedge.runtime.session import Session
+from capsedge.runtime.session.decoder import decoder_of
+from capsedge.runtime.session.session import Session
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from capsedge.keywords import RuntimeKeywords
-    from capsedge.runtime.ensemble import Ensemble
+    from capsedge.runtime.session.ensemble import Ensemble
 
 SIDE_BY_SIDE = 2  # with at least this many threads each, members of an ensemble run in parallel
 
@@ -129,7 +129,7 @@ def _load_ensemble(files: Sequence[ModelFile], options: RuntimeOptions) -> Ensem
     at the same time where each has `SIDE_BY_SIDE` threads of its own, or runs on a GPU.
     """
     # Not at the top: most loads are of one file, and threads take time to import.
-    from capsedge.runtime.ensemble import Ensemble, check_count
+    from capsedge.runtime.session.ensemble import Ensemble, check_count
 
     check_count(len(files))
     _check_different([file.path for file in files])

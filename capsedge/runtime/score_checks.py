@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
-from capsedge.runtime.metadata import Preprocessing
-from capsedge.runtime.scores import (
+from capsedge.runtime.metadata.metadata import Preprocessing
+from capsedge.runtime.metadata.scores import (
     AS_IT_IS,
     ONE_LINE,
     ScoresChoice,
@@ -19,7 +19,7 @@ from capsedge.runtime.scores import (
     score_warnings_of,
     scores_of,
 )
-from capsedge.runtime.session import Session
+from capsedge.runtime.session.session import Session
 from capsedge.spec.vocabularies import CLASSIFICATION
 
 # --- Probes: plain images, shapes, noise, and values beyond the range ---

@@ -13,21 +13,21 @@ from numpy.typing import NDArray
 
 from capsedge.errors import ArtefactError, CapsedgeError, UsageError
 from capsedge.runtime.load import load_bytes
-from capsedge.runtime.metadata import (
+from capsedge.runtime.metadata.metadata import (
     FusedRouting,
     ModelMetadata,
     Outputs,
     Preprocessing,
     RoutedLayer,
 )
+from capsedge.runtime.metadata.scores import SCORES, ChosenScores, choose_scores, shape_fault
+from capsedge.runtime.metadata.typical_input import TypicalInput
 from capsedge.runtime.onnx_file import summary
 from capsedge.runtime.onnx_file.layer_map import layer_of_weights
 from capsedge.runtime.onnx_file.structure import structure_of
 from capsedge.runtime.onnx_file.wire import with_properties
 from capsedge.runtime.score_checks import Probes, check_computed, check_scores, kind_of, run_probes
-from capsedge.runtime.scores import SCORES, ChosenScores, choose_scores, shape_fault
-from capsedge.runtime.session import Session
-from capsedge.runtime.typical_input import TypicalInput
+from capsedge.runtime.session.session import Session
 from capsedge.spec import limits
 from capsedge.spec.fields import PREFIX
 from capsedge.spec.operators import DOMAIN, ROUTING_OPERATORS

@@ -32,7 +32,7 @@ _MISPLACED = (b"0[", b"]0", b"][", b"[,", b",]")
 _NO_BRACKETS = bytes.maketrans(b"[]", b"  ")
 
 
-class Malformed(ValueError):
+class MalformedBody(ValueError):
     """It is not JSON, or exceeds a limit; the message says where."""
 
 
@@ -43,7 +43,7 @@ def parse(data: bytes) -> Any:
         data: UTF-8. Short lists of numbers stay lists; a list with texts or objects must not contain lists.
 
     Raises:
-        Malformed: it is no JSON, names a key twice, or exceeds the limits.
+        MalformedBody: it is no JSON, names a key twice, or exceeds the limits.
     """
     reader = _Reader(data)
     value = reader.value(0)
@@ -81,7 +81,7 @@ class _Reader:
             self.at = end
 
     def fail(self, why: str) -> NoReturn:
-        raise Malformed(f"{why}, at byte {self.at:,}")
+        raise MalformedBody(f"{why}, at byte {self.at:,}")
 
     def _count(self, items: int = 1) -> None:
         self._remaining -= items
@@ -158,7 +158,7 @@ class _Reader:
         try:
             return _loads(text)
         except (ValueError, RecursionError) as error:
-            raise Malformed(f"it is not JSON, after byte {self.at:,}") from error
+            raise MalformedBody(f"it is not JSON, after byte {self.at:,}") from error
 
     def _text(self) -> bytes:
         """A text in UTF-8. In lists, texts stay bytes, from which base64 images are decoded."""
@@ -244,7 +244,7 @@ class _Reader:
             try:
                 parts.append(as_array(values))
             except (ValueError, OverflowError) as error:
-                raise Malformed("a list holds values that are not numbers") from error
+                raise MalformedBody("a list holds values that are not numbers") from error
             if parts[-1].dtype.kind not in "biuf":
                 self.fail("a list holds values that are not numbers")
             at = cut + 1

@@ -17,7 +17,7 @@ from capsedge.runtime.files.protobuf import BYTES, FIXED32, FIXED64, VARINT, Wir
 from capsedge.serving.request_bodies import (
     InferRequest,
     Input,
-    Malformed,
+    MalformedRequest,
     Output,
     raw_values,
     short,
@@ -38,15 +38,15 @@ def from_grpc(data: bytes) -> tuple[str, str, InferRequest]:
     """The model's name, its version and the request in a ModelInferRequest.
 
     Raises:
-        Malformed: it is none, or exceeds a limit.
+        MalformedRequest: it is none, or exceeds a limit.
     """
     try:
-        return _Message(data).request()
-    except protobuf.Malformed as error:
-        raise Malformed(str(error)) from error
+        return _RequestReader(data).request()
+    except protobuf.MalformedProtobuf as error:
+        raise MalformedRequest(str(error)) from error
 
 
-class _Message:
+class _RequestReader:
     """Reads a ModelInferRequest."""
 
     def __init__(self, data: bytes) -> None:
@@ -80,11 +80,11 @@ class _Message:
         for number, kind, a, b in self._wire.fields(start, end):
             if number == 3 and kind in (VARINT, BYTES):
                 if kind == BYTES and b - a > 10 * limits.DIMENSIONS:
-                    raise Malformed(f"a shape has over {limits.DIMENSIONS} sizes")
+                    raise MalformedRequest(f"a shape has over {limits.DIMENSIONS} sizes")
                 packed = self._packed(a, b) if kind == BYTES else np.array([a], np.uint64)
                 shape += packed.astype(np.int64).tolist()
                 if len(shape) > limits.DIMENSIONS:
-                    raise Malformed(f"a shape has over {limits.DIMENSIONS} sizes")
+                    raise MalformedRequest(f"a shape has over {limits.DIMENSIONS} sizes")
             elif kind == BYTES and number in texts:
                 texts[number] = short(self._text(a, b), "a name")
             elif kind == BYTES and number == 4:
@@ -92,7 +92,7 @@ class _Message:
             elif kind == BYTES and number == 5:
                 self._contents(a, b, contents)
         if len(contents) > 1:
-            raise Malformed(f"the contents of input '{texts[1]}' are of several types")
+            raise MalformedRequest(f"the contents of input '{texts[1]}' are of several types")
         return Input(texts[1], texts[2], shape, _data(contents), parameters)
 
     def _output(self, start: int, end: int) -> Output:
@@ -165,7 +165,7 @@ class _Message:
     def _fixed(self, dtype: str, a: int, b: int) -> NDArray[Any]:
         kind = np.dtype(f"<{dtype}")
         if (b - a) % kind.itemsize:
-            raise Malformed("it ends inside a number")
+            raise MalformedRequest("it ends inside a number")
         return np.frombuffer(self._data, kind, (b - a) // kind.itemsize, a).copy()  # aligned
 
     def _packed(self, a: int, b: int) -> NDArray[np.uint64]:
@@ -173,13 +173,13 @@ class _Message:
         read = np.frombuffer(self._data, np.uint8, b - a, a)
         ends = np.flatnonzero(read < 0x80)
         if len(read) and (not len(ends) or ends[-1] != len(read) - 1):
-            raise Malformed("it ends inside a number")
+            raise MalformedRequest("it ends inside a number")
         if len(ends) == len(read):
             return read.astype(np.uint64)
         starts = np.concatenate([[0], ends[:-1] + 1])
         lengths = ends - starts + 1
         if lengths.max() > 10:
-            raise Malformed("a number does not end")
+            raise MalformedRequest("a number does not end")
         found = np.zeros(len(ends), np.uint64)
         for place in range(int(lengths.max())):
             there = lengths > place
@@ -189,22 +189,24 @@ class _Message:
 
     def _text(self, a: int, b: int) -> str:
         if b - a > _TEXT:
-            raise Malformed(f"a text has over {_TEXT:,} bytes")
+            raise MalformedRequest(f"a text has over {_TEXT:,} bytes")
         try:
             return self._wire.text(a, b)
         except UnicodeDecodeError as error:
-            raise Malformed("a text is not UTF-8") from error
+            raise MalformedRequest("a text is not UTF-8") from error
 
     def _count(self, values: int) -> None:
         self._remaining -= values
         if self._remaining < 0:
-            raise Malformed(f"its inputs have over {limits.REQUEST_VALUES:,} values")
+            raise MalformedRequest(f"its inputs have over {limits.REQUEST_VALUES:,} values")
 
     def _give(self, inputs: list[Input], raw: list[tuple[int, int]]) -> None:
         """Assign the raw contents, in order, to the inputs without other contents."""
         empty = [one for one in inputs if not len(one.data)]
         if len(empty) != len(raw):
-            raise Malformed(f"{len(empty)} inputs have no contents, and {len(raw)} raw ones came")
+            raise MalformedRequest(
+                f"{len(empty)} inputs have no contents, and {len(raw)} raw ones came"
+            )
         for one, (a, b) in zip(empty, raw, strict=True):
             one.data = raw_values(one, memoryview(self._data)[a:b])
             if one.datatype in TYPES:

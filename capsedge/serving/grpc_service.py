@@ -24,7 +24,7 @@ from capsedge.serving.grpc_messages import metadata_message
 from capsedge.serving.grpc_requests import from_grpc
 from capsedge.serving.inference import Model, ModelFailed
 from capsedge.serving.monitoring import Access, logger
-from capsedge.serving.request_bodies import Malformed
+from capsedge.serving.request_bodies import MalformedRequest
 from capsedge.serving.responses import PLATFORM, size_of, to_grpc
 from capsedge.serving.rest import EXTENSIONS, Models, repository_index
 from capsedge.serving.stopping import REFUSED, RunningRequest, Stopping
@@ -51,7 +51,7 @@ _Exchange = Callable[[Any, RunningRequest], Awaitable[None]]
 _Respond = Callable[["_Message"], Awaitable[bytes]]
 
 
-class _Refused(Exception):
+class _RefusedCall(Exception):
     def __init__(self, code: StatusCode, why: str) -> None:
         super().__init__(why)
         self.code = code
@@ -171,7 +171,7 @@ class _Service:
                 return
             except asyncio.TimeoutError:
                 code, why = StatusCode.DEADLINE_EXCEEDED, "The answer was not taken."
-            except _Refused as error:
+            except _RefusedCall as error:
                 code, why = error.code, str(error)
             except asyncio.CancelledError:
                 access.status = StatusCode.UNAVAILABLE.name if taken.dropped else access.status
@@ -184,33 +184,33 @@ class _Service:
         """An answer.
 
         Raises:
-            _Refused: the request is wrong, or the server failed.
+            _RefusedCall: the request is wrong, or the server failed.
         """
         try:
             message.share.take(message.size)
             return await respond(message)
-        except _Refused:
+        except _RefusedCall:
             raise
         except Full as error:
-            raise _Refused(StatusCode.RESOURCE_EXHAUSTED, str(error)) from None
-        except (Malformed, DecodeError) as error:
+            raise _RefusedCall(StatusCode.RESOURCE_EXHAUSTED, str(error)) from None
+        except (MalformedRequest, DecodeError) as error:
             why = f"This is not an inference request: {error}."
-            raise _Refused(StatusCode.INVALID_ARGUMENT, why) from None
+            raise _RefusedCall(StatusCode.INVALID_ARGUMENT, why) from None
         except UsageError as error:
             why = " ".join(str(error).splitlines())
-            raise _Refused(StatusCode.INVALID_ARGUMENT, why) from None
+            raise _RefusedCall(StatusCode.INVALID_ARGUMENT, why) from None
         except ModelFailed as error:
-            raise _Refused(StatusCode.INTERNAL, str(error)) from None
+            raise _RefusedCall(StatusCode.INTERNAL, str(error)) from None
         except Exception as error:
             logger.exception(error)
             why = "The server failed; its log says why."
-            raise _Refused(StatusCode.INTERNAL, why) from None
+            raise _RefusedCall(StatusCode.INTERNAL, why) from None
 
     async def _about(
         self, name: str, say: Callable[[Any], dict[str, Any]], message: _Message
     ) -> bytes:
         if message.size > _SHORT:
-            raise Malformed("it is too long for a message that only names a model")
+            raise MalformedRequest("it is too long for a message that only names a model")
         document = say(message_class(f"{name}Request").FromString(message.take()))
         if name == "ModelMetadata":
             return bytes(metadata_message(document).SerializeToString())
@@ -228,12 +228,12 @@ class _Service:
     def _named(self, name: str, version: str) -> Model:
         found = self._models.get((name, version))
         if found is None:
-            raise _Refused(StatusCode.NOT_FOUND, missing(name, version))
+            raise _RefusedCall(StatusCode.NOT_FOUND, missing(name, version))
         return found
 
 
 async def _closed(_message: _Message) -> bytes:
-    raise _Refused(StatusCode.UNIMPLEMENTED, "Models cannot be loaded or unloaded remotely.")
+    raise _RefusedCall(StatusCode.UNIMPLEMENTED, "Models cannot be loaded or unloaded remotely.")
 
 
 def grpc_server(

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from capsedge.errors import CapsedgeError, UsageError
 from capsedge.runtime.backends.backend import usable_cores
-from capsedge.runtime.session import Session
-from capsedge.runtime.tensors import check_rows
+from capsedge.runtime.session.session import Session
+from capsedge.runtime.session.tensors import check_rows
 from capsedge.serving.dynamic_batching import DynamicBatcher
 from capsedge.serving.monitoring import BATCHES, FAILURES, SECONDS, logger
 from capsedge.serving.request_bodies import InferRequest

@@ -25,7 +25,7 @@ from capsedge.spec import limits
 _SIZE, _ALL_RAW, _RAW = "binary_data_size", "binary_data_output", "binary_data"
 
 
-class Malformed(ValueError):
+class MalformedRequest(ValueError):
     """The bytes are not a valid request; the message says why."""
 
 
@@ -88,12 +88,12 @@ def from_http(data: bytes, length: int | None = None) -> InferRequest:
         length: bytes of its JSON, which binary tensors follow; None if it is all JSON.
 
     Raises:
-        Malformed: it is no request, or exceeds a limit.
+        MalformedRequest: it is no request, or exceeds a limit.
     """
     try:
         document = bounded_json.parse(data if length is None else data[:length])
-    except bounded_json.Malformed as error:
-        raise Malformed(f"body: {error}") from error
+    except bounded_json.MalformedBody as error:
+        raise MalformedRequest(f"body: {error}") from error
     body = _member(document, "body", dict)
     tensors = None if length is None else _BinaryTensors(memoryview(data)[length:])
     needed = _need(body, "inputs", list, "body")
@@ -120,7 +120,9 @@ class _BinaryTensors:
     def take(self, size: Any, name: str) -> memoryview:
         if type(size) is not int or not 0 <= size <= len(self._data) - self._at:
             left = len(self._data) - self._at
-            raise Malformed(f"{name}: it is not a size of up to {left:,} bytes, which are left")
+            raise MalformedRequest(
+                f"{name}: it is not a size of up to {left:,} bytes, which are left"
+            )
         start, self._at = self._at, self._at + size
         return self._data[start : self._at]
 
@@ -128,7 +130,7 @@ class _BinaryTensors:
         """Refuse bytes that belong to no input."""
         if self._at < len(self._data):
             left = len(self._data) - self._at
-            raise Malformed(f"body: {left:,} bytes of binary tensors belong to no input")
+            raise MalformedRequest(f"body: {left:,} bytes of binary tensors belong to no input")
 
 
 def _json_input(one: Any, number: int, tensors: _BinaryTensors | None) -> Input:
@@ -136,7 +138,7 @@ def _json_input(one: Any, number: int, tensors: _BinaryTensors | None) -> Input:
     one = _member(one, name, dict)
     shape = _need(one, "shape", list, name)
     if any(type(size) is not int for size in shape):
-        raise Malformed(f"{name}.shape: sizes are whole numbers")
+        raise MalformedRequest(f"{name}.shape: sizes are whole numbers")
     found = Input(
         short(_need(one, "name", str, name), f"{name}.name"),
         short(_need(one, "datatype", str, name), f"{name}.datatype"),
@@ -147,14 +149,16 @@ def _json_input(one: Any, number: int, tensors: _BinaryTensors | None) -> Input:
     data = one.get("data")
     if _SIZE not in found.parameters:
         if not isinstance(data, (list, np.ndarray)):
-            raise Malformed(f"{name}.data: it is {'missing' if data is None else 'not a list'}")
+            raise MalformedRequest(
+                f"{name}.data: it is {'missing' if data is None else 'not a list'}"
+            )
         found.data = data
         return found
     where = f"{name}.parameters.{_SIZE}"
     if tensors is None:
-        raise Malformed(f"{where}: the header Inference-Header-Content-Length is missing")
+        raise MalformedRequest(f"{where}: the header Inference-Header-Content-Length is missing")
     if data is not None:
-        raise Malformed(f"{where}: the input has data in JSON too")
+        raise MalformedRequest(f"{where}: the input has data in JSON too")
     found.data = raw_values(found, tensors.take(found.parameters[_SIZE], where))
     return found
 
@@ -170,7 +174,7 @@ def _json_output(one: Any, number: int) -> Output:
 def _truth(parameters: Mapping[str, Any], key: str, name: str) -> bool | None:
     found = parameters.get(key)
     if found is not None and not isinstance(found, bool):
-        raise Malformed(f"{name}.parameters.{key}: it is not true or false")
+        raise MalformedRequest(f"{name}.parameters.{key}: it is not true or false")
     return found
 
 
@@ -184,13 +188,13 @@ _KINDS: dict[type, str] = {dict: "an object", list: "a list", str: "text"}
 
 def _need(owner: Mapping[str, Any], key: str, kind: type, name: str) -> Any:
     if key not in owner:
-        raise Malformed(f"{name}.{key}: it is missing")
+        raise MalformedRequest(f"{name}.{key}: it is missing")
     return _member(owner[key], f"{name}.{key}", kind)
 
 
 def _member(value: Any, name: str, kind: type) -> Any:
     if not isinstance(value, kind):
-        raise Malformed(f"{name}: it is not {_KINDS[kind]}")
+        raise MalformedRequest(f"{name}: it is not {_KINDS[kind]}")
     return value
 
 
@@ -198,10 +202,10 @@ def short(text: str, name: str) -> str:
     """A text that is short enough for a name.
 
     Raises:
-        Malformed: it is not.
+        MalformedRequest: it is not.
     """
     if len(text) > limits.NAME_CHARACTERS:
-        raise Malformed(f"{name}: it has over {limits.NAME_CHARACTERS:,} characters")
+        raise MalformedRequest(f"{name}: it has over {limits.NAME_CHARACTERS:,} characters")
     return text
 
 
@@ -215,7 +219,7 @@ def raw_values(tensor: Input, data: memoryview) -> NDArray[Any] | list[bytes]:
         An aligned copy; nothing for an unknown datatype, which is refused when the tensor is read.
 
     Raises:
-        Malformed: there are more or fewer than its shape says.
+        MalformedRequest: there are more or fewer than its shape says.
     """
     if tensor.datatype == BYTES:
         return _texts(tensor.name, data)
@@ -223,7 +227,7 @@ def raw_values(tensor: Input, data: memoryview) -> NDArray[Any] | list[bytes]:
     if dtype is None:
         return []
     if len(tensor.shape) > limits.DIMENSIONS:
-        raise Malformed(
+        raise MalformedRequest(
             f"the shape of input '{tensor.name[:80]}' has over {limits.DIMENSIONS} sizes"
         )
     count = math.prod(tensor.shape) if min(tensor.shape, default=1) >= 0 else -1
@@ -246,11 +250,13 @@ def _texts(name: str, data: memoryview) -> list[bytes]:
         if at + 4 > len(data) or end > len(data):
             _unfit(name)
         if len(found) >= limits.REQUEST_ITEMS:
-            raise Malformed(f"input '{name[:80]}' has over {limits.REQUEST_ITEMS:,} elements")
+            raise MalformedRequest(
+                f"input '{name[:80]}' has over {limits.REQUEST_ITEMS:,} elements"
+            )
         found.append(bytes(data[at + 4 : end]))
         at = end
     return found
 
 
 def _unfit(name: str) -> NoReturn:
-    raise Malformed(f"the contents of input '{name[:80]}' do not fit its datatype and shape")
+    raise MalformedRequest(f"the contents of input '{name[:80]}' do not fit its datatype and shape")

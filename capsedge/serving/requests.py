@@ -16,7 +16,7 @@ from capsedge.serving.request_tensors import BYTES, array_of, encoded_images
 from capsedge.spec import limits
 
 if TYPE_CHECKING:
-    from capsedge.runtime.session import Session
+    from capsedge.runtime.session.session import Session
     from capsedge.serving.request_bodies import InferRequest, Input
 
 # Parameters of a request.

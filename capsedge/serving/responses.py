@@ -13,7 +13,7 @@ import orjson
 from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
-from capsedge.runtime.tensors import LARGEST, check_sizes_agree, checked_input
+from capsedge.runtime.session.tensors import LARGEST, check_sizes_agree, checked_input
 from capsedge.serving import grpc_messages
 from capsedge.serving.request_tensors import DATATYPES, datatype_of
 from capsedge.serving.requests import PREDICTIONS, PreparedRequest
@@ -21,7 +21,7 @@ from capsedge.spec import limits
 
 if TYPE_CHECKING:
     from capsedge.runtime.backends.backend import Port
-    from capsedge.runtime.session import Session
+    from capsedge.runtime.session.session import Session
 
 
 # --- Running ---

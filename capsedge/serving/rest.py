@@ -16,7 +16,7 @@ from starlette.routing import Route
 from capsedge.errors import UsageError
 from capsedge.serving.client_limits import ACCESS, SHARE, Full, run_off_loop
 from capsedge.serving.inference import Model, ModelFailed
-from capsedge.serving.request_bodies import Malformed, from_http
+from capsedge.serving.request_bodies import MalformedRequest, from_http
 from capsedge.serving.responses import PLATFORM, size_of, to_http
 from capsedge.serving.stopping import Stopping
 
@@ -111,7 +111,7 @@ class _Endpoints:
         try:
             length = _json_length(request, len(body))
             asked = await run_off_loop(len(body), from_http, body, length)
-        except Malformed as error:
+        except MalformedRequest as error:
             return _malformed(str(error))
         del body  # the rest waits for its turn, which may take long
         asked.id = asked.id or access.id
@@ -139,7 +139,9 @@ def _json_length(request: Request, size: int) -> int | None:
         return None
     digits = given.isascii() and given.isdigit() and len(given) <= 20
     if not digits or not 0 < int(given) <= size:
-        raise Malformed(f"the header Inference-Header-Content-Length is not from 1 to {size:,}")
+        raise MalformedRequest(
+            f"the header Inference-Header-Content-Length is not from 1 to {size:,}"
+        )
     return int(given)
 
 

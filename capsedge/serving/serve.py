@@ -16,8 +16,7 @@ from capsedge.errors import EnvironmentProblem, UsageError
 from capsedge.options import takes
 from capsedge.runtime.load import load
 from capsedge.runtime.runtime_options import RuntimeOptions
-from capsedge.runtime.session import Session
-from capsedge.serving.deploy.server_model import parse_model_names
+from capsedge.runtime.session.session import Session
 from capsedge.serving.serve_options import ServeOptions
 from capsedge.serving.served_models import (
     Address,
@@ -27,6 +26,7 @@ from capsedge.serving.served_models import (
     fixed_size,
     measure_size,
 )
+from capsedge.serving.server_model import parse_model_names
 from capsedge.spec import limits
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.runtime.backends.backend import Port
-from capsedge.runtime.session import Session
-from capsedge.serving.deploy.server_model import ModelName
+from capsedge.runtime.session.session import Session
+from capsedge.serving.server_model import ModelName
 
 # --- Batch sizes ---
 

@@ -11,7 +11,7 @@ from typing import Any
 from capsedge.errors import ParityError
 from capsedge.metrics import DecisionsDocument
 from capsedge.runtime.files.writing import write_text
-from capsedge.runtime.origin import SUMMARY_FIELDS
+from capsedge.runtime.metadata.origin import SUMMARY_FIELDS
 from capsedge.runtime.result_summary import Report, Table, short, verdict
 from capsedge.verification.documents import (
     CellDocument,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from capsedge.errors import ArtefactError
 from capsedge.metrics import Decisions, ErrorCount, RegressionErrors, has_columns
-from capsedge.runtime.session import Session
+from capsedge.runtime.session.session import Session
 from capsedge.tolerance import Tolerance, excess, nearest_ratio, undefined
 from capsedge.verification.documents import ComparisonDocument, OutputDocument
 from capsedge.verification.reference import Arrays

@@ -33,14 +33,14 @@ from capsedge.runtime.backends.backend import (
     Port,
     closed_error,
 )
-from capsedge.runtime.engine_metadata import EngineMetadata
 from capsedge.runtime.files.reading import open_regular_file, readable_errors
 from capsedge.runtime.files.writing import sha256, temporary_folder, write_bytes
 from capsedge.runtime.load import load
-from capsedge.runtime.metadata import ModelMetadata
+from capsedge.runtime.metadata.engine_metadata import EngineMetadata
+from capsedge.runtime.metadata.metadata import ModelMetadata
 from capsedge.runtime.onnx_file.summary import read_harmless
 from capsedge.runtime.runtime_options import RuntimeOptions
-from capsedge.runtime.session import Session
+from capsedge.runtime.session.session import Session
 
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-std=c99", "-O2", "-ffp-contract=off")

@@ -14,7 +14,7 @@ from onnx import numpy_helper
 from capsedge.runtime.load import load, load_bytes
 from capsedge.runtime.onnx_file.summary import read_harmless
 from capsedge.runtime.runtime_options import RuntimeOptions
-from capsedge.runtime.session import Session
+from capsedge.runtime.session.session import Session
 
 Arrays = dict[str, NDArray[Any]]
 

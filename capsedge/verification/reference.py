@@ -24,13 +24,18 @@ from capsedge.exporters.flat_module import AddedScores, default_fp64, named_outp
 from capsedge.exporters.repeatability import check_repeatable
 from capsedge.exporters.traced_routing import trace_routing
 from capsedge.models import CapsuleModel, with_iterations
-from capsedge.models.user_code import on_cpu
-from capsedge.models.user_module import UserModule, UserModuleSpec, load_user_module
+from capsedge.models.user.code import on_cpu
+from capsedge.models.user.module import UserModule, UserModuleSpec, load_user_module
 from capsedge.runtime.files.writing import sha256
-from capsedge.runtime.metadata import ModelMetadata, Provenance, provenance_of, reference_options
+from capsedge.runtime.metadata.metadata import (
+    ModelMetadata,
+    Provenance,
+    provenance_of,
+    reference_options,
+)
 from capsedge.runtime.profiling.worker import Run, Specification, main
-from capsedge.runtime.routing_trace import PREFIX
-from capsedge.runtime.session import Session
+from capsedge.runtime.session.routing_trace import PREFIX
+from capsedge.runtime.session.session import Session
 
 Arrays = dict[str, NDArray[Any]]
 Tensors = Sequence[torch.Tensor]

@@ -9,9 +9,9 @@ from typing import Any
 from capsedge.datasets import ImageSet
 from capsedge.errors import ArtefactError
 from capsedge.metrics import Decisions, allowed_share
-from capsedge.runtime.files.json_documents import Malformed, parse
+from capsedge.runtime.files.json_documents import MalformedJson, parse
 from capsedge.runtime.onnx_file.summary import read_harmless
-from capsedge.runtime.session import Session
+from capsedge.runtime.session.session import Session
 from capsedge.spec.fields import QUANTIZATION_KEY
 from capsedge.tolerance import MAX_GROWTH, NOISE_FACTOR, Tolerance, least_agreement, tolerances
 from capsedge.verification.comparison import OutputComparison, OutputMetrics
@@ -132,7 +132,7 @@ def _record(session: Session) -> Mapping[str, Any]:
         return {}
     try:
         record = parse(text)
-    except Malformed as error:
+    except MalformedJson as error:
         record, why = None, f"{error}"
     else:
         why = "it is no object"

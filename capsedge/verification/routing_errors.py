@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from capsedge.runtime.backends.native_library import find_library
-from capsedge.runtime.session import Session
+from capsedge.runtime.session.session import Session
 from capsedge.spec.operators import OPERATORS
 from capsedge.tolerance import DEFAULTS, OTHER_OUTPUTS, Tolerance, excess, nearest_ratio
 from capsedge.verification.documents import CellDocument, RoutingErrorsDocument

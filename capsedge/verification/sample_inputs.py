@@ -20,14 +20,14 @@ from capsedge.errors import CapsedgeError, UsageError
 from capsedge.exporters.parity import input_cases, outside
 from capsedge.graph.fusion.index_inputs import table_sizes
 from capsedge.graph.ir import Graph
-from capsedge.models.example_inputs import whole_numbers
+from capsedge.models.user.example_inputs import whole_numbers
 from capsedge.runtime.backends.backend import Port
 from capsedge.runtime.images.headers import SUFFIXES
 from capsedge.runtime.images.preprocessing import normalized, prepare
-from capsedge.runtime.metadata import Preprocessing
+from capsedge.runtime.metadata.metadata import Preprocessing
+from capsedge.runtime.metadata.origin import AnySplit
 from capsedge.runtime.onnx_file.summary import read_harmless
-from capsedge.runtime.origin import AnySplit
-from capsedge.runtime.session import Session
+from capsedge.runtime.session.session import Session
 from capsedge.runtime.zoo import samples_folder
 
 # --- Images: real samples, and hard cases that data sets do not contain ---

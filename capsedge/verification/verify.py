@@ -19,21 +19,21 @@ from capsedge.datasets import ImageSet
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.graph.random_nodes import refuse_random
 from capsedge.metrics import Decisions, check_above_chance
-from capsedge.models.example_inputs import in_order_of
-from capsedge.models.user_module import UserModule
+from capsedge.models.user.example_inputs import in_order_of
+from capsedge.models.user.module import UserModule
 from capsedge.options import takes
-from capsedge.runtime.cascade_metadata import Parent
-from capsedge.runtime.ensemble import Ensemble
 from capsedge.runtime.files.writing import DATA, MODEL, WEIGHTS, as_path, sha256
 from capsedge.runtime.load import load
 from capsedge.runtime.machine import machine, versions
+from capsedge.runtime.metadata.cascade_metadata import Parent
+from capsedge.runtime.metadata.origin import AnySplit, pruned_of
 from capsedge.runtime.onnx_file.stored_values import refuse_not_finite
 from capsedge.runtime.onnx_file.summary import read_harmless
-from capsedge.runtime.origin import AnySplit, pruned_of
 from capsedge.runtime.progress import Progress, silent
 from capsedge.runtime.runtime_options import RuntimeOptions
 from capsedge.runtime.score_checks import score_warnings
-from capsedge.runtime.session import Session
+from capsedge.runtime.session.ensemble import Ensemble
+from capsedge.runtime.session.session import Session
 from capsedge.spec.version import VERSION
 from capsedge.tolerance import NOISE_FACTOR
 from capsedge.verification.artefact_kind import is_folder

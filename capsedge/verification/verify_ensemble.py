@@ -15,16 +15,16 @@ from capsedge.datasets import ImageSet
 from capsedge.errors import UsageError
 from capsedge.metrics import Decisions, DecisionsDocument, EstimatesDocument, RegressionErrors
 from capsedge.options import takes
-from capsedge.runtime.ensemble import Ensemble, mean
 from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.load import load
 from capsedge.runtime.machine import machine
-from capsedge.runtime.origin import joint
+from capsedge.runtime.metadata.origin import joint
+from capsedge.runtime.metadata.scores import scores_of
 from capsedge.runtime.progress import Progress, silent
 from capsedge.runtime.result_summary import Table, short
 from capsedge.runtime.runtime_options import RuntimeOptions
-from capsedge.runtime.scores import scores_of
-from capsedge.runtime.session import Session
+from capsedge.runtime.session.ensemble import Ensemble, mean
+from capsedge.runtime.session.session import Session
 from capsedge.verification.certificate import Certificate, Verdict, accuracy_rows, flip_rows
 from capsedge.verification.documents import MemberDocument
 from capsedge.verification.reference import Arrays

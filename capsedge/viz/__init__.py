@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from capsedge.datasets import ImageSet
     from capsedge.runtime.images.inputs import Images
-    from capsedge.runtime.session import Session
+    from capsedge.runtime.session.session import Session
 
 __all__ = [
     "agreement",

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
-from capsedge.runtime.classify import overlay
 from capsedge.runtime.images.inputs import Images
-from capsedge.runtime.session import Session
+from capsedge.runtime.session.classify import overlay
+from capsedge.runtime.session.session import Session
 from capsedge.viz.examples import (
     MOST_CLASSES,
     Examples,

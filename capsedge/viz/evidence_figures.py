@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from capsedge.datasets import ImageSet, read_images
 from capsedge.errors import UsageError
 from capsedge.runtime.images.inputs import Images
-from capsedge.runtime.session import Session
+from capsedge.runtime.session.session import Session
 from capsedge.viz.examples import (
     MOST_CLASSES,
     Examples,

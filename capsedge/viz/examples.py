@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import ArtefactError, UsageError
-from capsedge.runtime.classify import input_picture
 from capsedge.runtime.files import reading as opening
 from capsedge.runtime.images.inputs import ImageReader, Images, folder_images
-from capsedge.runtime.metadata import Preprocessing
-from capsedge.runtime.predictions import Prediction
-from capsedge.runtime.session import Session
+from capsedge.runtime.metadata.metadata import Preprocessing
+from capsedge.runtime.session.classify import input_picture
+from capsedge.runtime.session.predictions import Prediction
+from capsedge.runtime.session.session import Session
 from capsedge.spec.vocabularies import REGRESSION
 
 MOST_IMAGES = 12  # rows at which a picture is still readable

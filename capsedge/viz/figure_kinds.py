@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from capsedge.errors import UsageError
-from capsedge.runtime.capabilities import Capabilities
-from capsedge.runtime.session import Session
+from capsedge.runtime.session.capabilities import Capabilities
+from capsedge.runtime.session.session import Session
 from capsedge.viz import decoder_figures, evidence_figures, routing_figures
 from capsedge.viz.figure import Picture
 

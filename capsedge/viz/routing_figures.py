@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
-from capsedge.runtime.classify import overlay
 from capsedge.runtime.images.inputs import Images
-from capsedge.runtime.routing_trace import TracedLayer
-from capsedge.runtime.session import Session
+from capsedge.runtime.session.classify import overlay
+from capsedge.runtime.session.routing_trace import TracedLayer
+from capsedge.runtime.session.session import Session
 from capsedge.viz.examples import MOST_CLASSES, Examples, best, class_names, read_examples
 from capsedge.viz.figure import BEST, OTHER, SERIES, SOFT, Picture, blank, fit, plain, rounded
 from capsedge.viz.trace_data import (
@@ -28,7 +28,7 @@ from capsedge.viz.trace_data import (
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from capsedge.runtime.routing_trace import Trace
+    from capsedge.runtime.session.routing_trace import Trace
 
 
 # --- Iterations: each class's strength after each, and what its pose decodes to ---

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import ArtefactError, CapsedgeError, UsageError
-from capsedge.runtime.metadata import how_to_export_again
+from capsedge.runtime.metadata.metadata import how_to_export_again
 from capsedge.runtime.onnx_file.structure import Node, read_structure
-from capsedge.runtime.routing_trace import Trace, TracedLayer
-from capsedge.runtime.session import Session
+from capsedge.runtime.session.routing_trace import Trace, TracedLayer
+from capsedge.runtime.session.session import Session
 from capsedge.viz.examples import Examples, check_finite
 
 # --- Couplings of one image, and the positions of the parents' parts ---

@@ -8,7 +8,7 @@ import pytest
 from capsedge.calibration.collect import check_calibration, check_disjoint
 from capsedge.datasets import ImageSet
 from capsedge.errors import UsageError
-from capsedge.runtime.metadata import Preprocessing
+from capsedge.runtime.metadata.metadata import Preprocessing
 
 PREP = Preprocessing(height=10, width=10, channels=1)
 

@@ -114,7 +114,7 @@ def test_nothing_to_see(programs: Path, tmp_path: Path, options: list[str]) -> N
 
 def test_examples_print_the_values_of_a_regression(programs: Path, tmp_path: Path) -> None:
     pytest.importorskip("onnx")
-    from capsedge.runtime.metadata import Outputs, Preprocessing
+    from capsedge.runtime.metadata.metadata import Outputs, Preprocessing
     from capsedge.runtime.user_metadata import Description, describe_model
     from tests.runtime.models import foreign_model
 

@@ -17,7 +17,7 @@ from capsedge.cli._options import MetadataOptions  # noqa: E402
 from capsedge.errors import UsageError  # noqa: E402
 from capsedge.runtime.description_fields import FIELDS, class_names, description_of  # noqa: E402
 from capsedge.runtime.load import load  # noqa: E402
-from capsedge.runtime.metadata import Outputs, Preprocessing  # noqa: E402
+from capsedge.runtime.metadata.metadata import Outputs, Preprocessing  # noqa: E402
 from capsedge.spec.vocabularies import DESCRIPTION_FIELDS  # noqa: E402
 from tests.cli.running import capsedge  # noqa: E402
 from tests.conftest import ROOT  # noqa: E402

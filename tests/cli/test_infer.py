@@ -16,7 +16,7 @@ from PIL import Image
 
 from capsedge.datasets import typical_input_from
 from capsedge.errors import UsageError
-from capsedge.runtime.metadata import Preprocessing
+from capsedge.runtime.metadata.metadata import Preprocessing
 from tests.cli.running import capsedge
 from tests.runtime.models import SIDE, capsule_model, metadata, save
 

@@ -15,7 +15,7 @@ pytest.importorskip("onnx", reason="makes the files: pip install 'capsedge[expor
 import capsedge
 from capsedge.cli import app
 from capsedge.errors import UsageError
-from capsedge.runtime.array_runs import run_rows
+from capsedge.runtime.session.classify import run_rows
 from tests.runtime.test_table_indices import table_file
 
 ROWS = 70  # more than one run takes

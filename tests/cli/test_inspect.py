@@ -16,8 +16,8 @@ from capsedge.cli import app
 from capsedge.errors import ArtefactError, CapsedgeError, UsageError
 from capsedge.exporters.c.write_c import write_c
 from capsedge.runtime.inspection import inspect_file as inspect
-from capsedge.runtime.metadata import ModelMetadata, Preprocessing
-from capsedge.runtime.table_indices import InputBounds, inputs_property
+from capsedge.runtime.metadata.metadata import ModelMetadata, Preprocessing
+from capsedge.runtime.metadata.table_indices import InputBounds, inputs_property
 from capsedge.runtime.zoo import zoo_model
 from capsedge.spec.fields import WASM_KIND
 from tests.tensorrt.fixtures import ANY_AMOUNT, cudart, gpu  # noqa: F401

@@ -23,7 +23,7 @@ import capsedge  # noqa: E402
 from capsedge.cli import app  # noqa: E402
 from capsedge.models.checkpoint import save_checkpoint  # noqa: E402
 from capsedge.runtime.files.writing import sha256  # noqa: E402
-from capsedge.runtime.metadata import ModelMetadata  # noqa: E402
+from capsedge.runtime.metadata.metadata import ModelMetadata  # noqa: E402
 from capsedge.spec.operators import operator_of  # noqa: E402
 from tests.exporters.nets import network, wide  # noqa: E402
 from tests.exports import Exports  # noqa: E402

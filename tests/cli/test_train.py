@@ -14,7 +14,7 @@ from capsedge.datasets import read_images, read_split
 from capsedge.errors import UsageError
 from capsedge.models.checkpoint import load_checkpoint
 from capsedge.models.training.recipe import training_of
-from capsedge.runtime.metadata import Preprocessing
+from capsedge.runtime.metadata.metadata import Preprocessing
 from tests.conftest import ROOT
 
 RUN = ["train", "--model", "digits-em", "--iters", "1", "--batch", "16", "--json"]

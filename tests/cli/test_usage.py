@@ -175,7 +175,7 @@ def test_a_folder_is_not_named_like_a_file(
 
 def test_several_examples_are_several_inputs() -> None:
     from capsedge.cli.export import _example
-    from capsedge.models.user_module import UserModuleSpec
+    from capsedge.models.user.module import UserModuleSpec
 
     own = UserModuleSpec("net.py:Net", "", "")
     assert _example(own, ["1x8", "user:int64,4"], None) == "1x8,user:int64,4"

@@ -19,7 +19,7 @@ torch = pytest.importorskip("torch", reason="modules are PyTorch's")
 
 import capsedge  # noqa: E402
 from capsedge.cli import app  # noqa: E402
-from capsedge.models.user_module import UserModuleSpec, load_user_module  # noqa: E402
+from capsedge.models.user.module import UserModuleSpec, load_user_module  # noqa: E402
 from capsedge.runtime.profiling.worker import Specification  # noqa: E402
 from capsedge.verification.reference import check_torch  # noqa: E402
 from tests.conftest import ROOT  # noqa: E402

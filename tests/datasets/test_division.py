@@ -15,8 +15,8 @@ from PIL import Image
 from capsedge.datasets import ImageSet, read_images, read_split
 from capsedge.datasets.division import divided, rule_of
 from capsedge.errors import ArtefactError
-from capsedge.runtime.metadata import ModelMetadata, Preprocessing
-from capsedge.runtime.origin import TrainingSplit, joint
+from capsedge.runtime.metadata.metadata import ModelMetadata, Preprocessing
+from capsedge.runtime.metadata.origin import TrainingSplit, joint
 from capsedge.spec import limits
 from tests.runtime.models import metadata
 

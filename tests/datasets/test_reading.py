@@ -14,7 +14,7 @@ from PIL import Image
 
 from capsedge.datasets import ImageSet, array_files, cifar, from_iterable, read_images
 from capsedge.errors import UsageError
-from capsedge.runtime.metadata import Preprocessing
+from capsedge.runtime.metadata.metadata import Preprocessing
 from tests.fuzz.hostile import HOSTILE
 
 PREP = Preprocessing(height=10, width=10, channels=1)

@@ -10,7 +10,7 @@ from PIL import Image
 
 from capsedge.datasets import read_images, read_split
 from capsedge.errors import UsageError
-from capsedge.runtime.metadata import Preprocessing
+from capsedge.runtime.metadata.metadata import Preprocessing
 
 PREP = Preprocessing(8, 8, 1)
 # The files of a source, and the split that it gives as training and as test images; a text is an error's.

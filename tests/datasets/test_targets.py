@@ -11,7 +11,7 @@ from PIL import Image
 
 from capsedge.datasets import ImageSet, read_images, read_targets
 from capsedge.errors import UsageError
-from capsedge.runtime.metadata import Preprocessing
+from capsedge.runtime.metadata.metadata import Preprocessing
 from capsedge.spec import limits
 
 PREP = Preprocessing(8, 8, 3)

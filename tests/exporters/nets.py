@@ -19,7 +19,7 @@ from capsedge.models.configs import (
     MatrixCapsulesConfig,
     ModelConfig,
 )
-from capsedge.runtime.metadata import Preprocessing
+from capsedge.runtime.metadata.metadata import Preprocessing
 
 _COMMON = {
     "class_names": ("a", "b", "c"),

@@ -15,7 +15,7 @@ import torch
 from capsedge import cli
 from capsedge.models.checkpoint import save_checkpoint
 from capsedge.runtime.files.writing import sha256
-from capsedge.runtime.metadata import ModelMetadata
+from capsedge.runtime.metadata.metadata import ModelMetadata
 
 from .nets import network
 

@@ -24,7 +24,7 @@ from capsedge.graph import Rewrites, ir, passes
 from capsedge.graph.ir import shapes_of
 from capsedge.graph.passes import TORCH_DOMAIN
 from capsedge.runtime.load import load
-from capsedge.runtime.metadata import ModelMetadata, Outputs, Preprocessing
+from capsedge.runtime.metadata.metadata import ModelMetadata, Outputs, Preprocessing
 from capsedge.runtime.user_metadata import Description
 from capsedge.spec.operators import operator_of
 from tests.exports import Exports

@@ -20,7 +20,7 @@ import capsedge  # noqa: E402
 from capsedge.errors import CapsedgeError, UsageError  # noqa: E402
 from capsedge.exporters import export  # noqa: E402
 from capsedge.runtime.load import load  # noqa: E402
-from capsedge.runtime.metadata import Outputs  # noqa: E402
+from capsedge.runtime.metadata.metadata import Outputs  # noqa: E402
 from tests.exports import arguments  # noqa: E402
 
 CLASSES = ("a", "b", "c", "d")

@@ -14,8 +14,8 @@ from capsedge.errors import UnsupportedModelError, UsageError
 from capsedge.exporters import traced_routing
 from capsedge.models import build, with_iterations
 from capsedge.models.configs import CapsuleConv
-from capsedge.runtime.metadata import ModelMetadata
-from capsedge.runtime.routing_trace import Trace
+from capsedge.runtime.metadata.metadata import ModelMetadata
+from capsedge.runtime.session.routing_trace import Trace
 from tests.exporters.nets import CONFIGS, network
 from tests.exports import Exports, arguments
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import capsedge
 from capsedge.errors import UnsupportedModelError, UsageError
 from capsedge.models.ops import unrolled
-from capsedge.runtime.session import Session
+from capsedge.runtime.session.session import Session
 from capsedge.spec.operators import OPERATORS
 from tests.exporters import own_nets as nets
 from tests.exports import arguments

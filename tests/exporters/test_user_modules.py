@@ -18,7 +18,7 @@ from capsedge.graph import ir, passes
 from capsedge.graph.fusion import self_routing
 from capsedge.graph.fusion.matcher import STANDARD
 from capsedge.graph.merge import FreeAxis, GraphsDiffer, merge
-from capsedge.models.user_code import on_cpu
+from capsedge.models.user.code import on_cpu
 from capsedge.tolerance import Tolerance
 from tests.exporters import own_nets as nets
 from tests.exporters.nets import network

@@ -16,7 +16,7 @@ from benchmarks.own_modules import ratios  # noqa: E402
 from benchmarks.plain_capsnets import STYLES, Bielski  # noqa: E402
 from capsedge.datasets import ImageSet, read_split  # noqa: E402
 from capsedge.models.training.losses import margin_loss  # noqa: E402
-from capsedge.runtime.metadata import Preprocessing  # noqa: E402
+from capsedge.runtime.metadata.metadata import Preprocessing  # noqa: E402
 from tests.native import libcapsedge  # noqa: E402
 
 pytestmark = pytest.mark.slow

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from capsedge.runtime.metadata import ModelMetadata
+from capsedge.runtime.metadata.metadata import ModelMetadata
 from tests.fuzz.target import Budget, Outcome, Target
 
 SOURCE = Path(__file__).parent / "native"

@@ -35,7 +35,7 @@ HOSTILE = (
 def _example(text: str) -> object:
     from torch import nn
 
-    from capsedge.models.example_inputs import _parsed
+    from capsedge.models.user.example_inputs import _parsed
 
     class _Module(nn.Module):
         """Looks nothing up."""

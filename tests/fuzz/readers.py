@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from capsedge.errors import CapsedgeError, ExitCode
-from capsedge.runtime.metadata import ModelMetadata, Outputs, Preprocessing
+from capsedge.runtime.metadata.metadata import ModelMetadata, Outputs, Preprocessing
 from tests.fuzz import option_values, papers_sets, requests
 
 PREP = Preprocessing(8, 8, 1)
@@ -189,7 +189,7 @@ def _read_torch(data: bytes) -> None:
 def _load_weights(data: bytes) -> None:
     import torch
 
-    from capsedge.models.user_weights import load_weights
+    from capsedge.models.user.weights import load_weights
 
     load_weights(torch.nn.Linear(4, 4), _file("m.pt", _with_pickle(_checkpoint(), data)))
 
@@ -316,11 +316,11 @@ def _safetensors() -> Iterable[bytes]:
 def _read_config(data: bytes) -> None:
     from capsedge.models.checkpoint import _shapes
     from capsedge.models.configs import config_from_dict
-    from capsedge.runtime.files.json_documents import Malformed, parse
+    from capsedge.runtime.files.json_documents import MalformedJson, parse
 
     try:
         values = parse(data)
-    except Malformed:
+    except MalformedJson:
         return
     _shapes(config_from_dict(values))
 
@@ -422,7 +422,7 @@ def _key_maps() -> Iterable[bytes]:
 
 
 def _read_source(path: Path) -> None:
-    from capsedge.serving.batch.sources import open_source
+    from capsedge.batch_inference.sources import open_source
 
     source = open_source(str(path))
     for part in source.parts():
@@ -554,7 +554,7 @@ def _onnx() -> Iterable[bytes]:
 
 
 def _read_engine_metadata(data: bytes) -> None:
-    from capsedge.runtime import engine_metadata
+    from capsedge.runtime.metadata import engine_metadata
 
     engine = _file("m.engine", b"engine")
     engine_metadata.metadata_path(engine).write_bytes(data)
@@ -565,8 +565,8 @@ def _read_engine_metadata(data: bytes) -> None:
 
 
 def _engine_metadata() -> Iterable[bytes]:
-    from capsedge.runtime import engine_metadata
     from capsedge.runtime.files.writing import sha256
+    from capsedge.runtime.metadata import engine_metadata
 
     engine = _file("m.engine", b"engine")
     machine = engine_metadata.BuildMachine("10.3.0", "12.6", "Orin", "8.7", "aarch64")
@@ -632,7 +632,7 @@ def _tables() -> Iterable[bytes]:
 
 
 def _read_repository(data: bytes) -> None:
-    from capsedge.serving.deploy.kserve import deploy_kserve
+    from capsedge.deploy.kserve import deploy_kserve
 
     folder = _file("repository", b"").with_suffix(".d")
     folder.mkdir(exist_ok=True)
@@ -674,7 +674,7 @@ READERS: dict[str, Reader] = {
     ),
     "module": Reader(
         _load_weights, _torch,
-        ("capsedge.models.user_weights", "capsedge.models.torch_file", "torch._weights_only_unpickler"),
+        ("capsedge.models.user.weights", "capsedge.models.torch_file", "torch._weights_only_unpickler"),
     ),
     "state": Reader(
         _read_state, _state,
@@ -687,13 +687,13 @@ READERS: dict[str, Reader] = {
     ),
     "parquet": Reader(
         _read_parquet, _parquets,
-        ("capsedge.serving.batch.parquet", "capsedge.serving.batch.parquet_pages"),
+        ("capsedge.batch_inference.parquet", "capsedge.batch_inference.parquet_pages"),
     ),
-    "tar": Reader(_read_tar, _tars, ("capsedge.serving.batch.tar", "capsedge.serving.batch.tar")),
-    "arrays": Reader(_read_arrays, _arrays, ("capsedge.serving.batch.sources", "capsedge.datasets")),
+    "tar": Reader(_read_tar, _tars, ("capsedge.batch_inference.tar", "capsedge.batch_inference.tar")),
+    "arrays": Reader(_read_arrays, _arrays, ("capsedge.batch_inference.sources", "capsedge.datasets")),
     "weights": Reader(
         _read_weights, _weights,
-        ("capsedge.importers", "capsedge.importers.families", "capsedge.models.user_weights",
+        ("capsedge.importers", "capsedge.importers.families", "capsedge.models.user.weights",
          "capsedge.models.torch_file"),
     ),
     "keras": Reader(_read_keras, _keras, ("capsedge.importers.keras_file", *_JSON)),
@@ -702,23 +702,23 @@ READERS: dict[str, Reader] = {
     "onnx": Reader(
         _read_onnx, _onnx,
         ("capsedge.runtime.onnx_file", "capsedge.runtime.files.protobuf", "capsedge.runtime.profiling",
-         "capsedge.runtime.session", "capsedge.runtime.load", "capsedge.runtime.decoder",
-         "capsedge.runtime.predictions", "capsedge.runtime.backends.onnxruntime_backend",
-         "capsedge.runtime.metadata", *_JSON),
+         "capsedge.runtime.session.session", "capsedge.runtime.load", "capsedge.runtime.session.decoder",
+         "capsedge.runtime.session.predictions", "capsedge.runtime.backends.onnxruntime_backend",
+         "capsedge.runtime.metadata.metadata", *_JSON),
     ),
     "engine_metadata": Reader(
-        _read_engine_metadata, _engine_metadata, ("capsedge.runtime.engine_metadata", *_JSON)
+        _read_engine_metadata, _engine_metadata, ("capsedge.runtime.metadata.engine_metadata", *_JSON)
     ),
-    "metadata": Reader(_read_metadata, _properties, ("capsedge.runtime.metadata", *_JSON)),
+    "metadata": Reader(_read_metadata, _properties, ("capsedge.runtime.metadata.metadata", *_JSON)),
     "repository": Reader(
         _read_repository, _repositories,
-        ("capsedge.serving.deploy.kserve", "capsedge.serving.deploy.deployment", *_JSON),
+        ("capsedge.deploy.kserve", "capsedge.deploy.deployment", *_JSON),
     ),
     "option values": Reader(
         option_values.read, option_values.seeds,
         ("capsedge.options", "capsedge.cli._commands", "capsedge.cli._options",
          "capsedge.exporters.build_options",
-         "capsedge.serving.deploy.deploy_options", "capsedge.models.example_inputs"),
+         "capsedge.deploy.deploy_options", "capsedge.models.user.example_inputs"),
     ),
     "HTTP requests": Reader(
         requests.read_http, requests.documents,

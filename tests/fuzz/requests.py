@@ -37,19 +37,19 @@ def read_http(data: bytes) -> None:
     JSON that is accepted has the values of the standard library, which accepts it too.
     """
     from capsedge.serving import bounded_json
-    from capsedge.serving.request_bodies import Malformed, from_http
+    from capsedge.serving.request_bodies import MalformedRequest, from_http
 
     text, _, tensors = data[1:].partition(b"\0") if data[:1] == b"\1" else (data, b"", b"")
     try:
         found = bounded_json.parse(text)
-    except bounded_json.Malformed:
+    except bounded_json.MalformedBody:
         pass
     else:
         wanted = json.loads(text)
         assert _same(found, wanted), f"{found!r} is not {wanted!r}"
     try:
         payload = from_http(text + tensors, len(text) if data[:1] == b"\1" else None)
-    except Malformed:
+    except MalformedRequest:
         return
     _read(payload)
 
@@ -71,11 +71,11 @@ def _same(found: Any, wanted: Any) -> bool:
 def read_grpc(data: bytes) -> None:
     """A ModelInferRequest."""
     from capsedge.serving.grpc_requests import from_grpc
-    from capsedge.serving.request_bodies import Malformed
+    from capsedge.serving.request_bodies import MalformedRequest
 
     try:
         _, _, payload = from_grpc(data)
-    except Malformed:
+    except MalformedRequest:
         return
     _read(payload)
 

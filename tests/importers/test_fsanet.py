@@ -13,7 +13,7 @@ import capsedge
 from capsedge.errors import ArtefactError, ParityError, UnsupportedModelError, UsageError
 from capsedge.models import build
 from capsedge.models.configs import FSANetConfig
-from capsedge.runtime.metadata import Preprocessing
+from capsedge.runtime.metadata.metadata import Preprocessing
 from tests.importers.families import fsanet, networks
 from tests.importers.test_families import saved
 

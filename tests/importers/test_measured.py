@@ -13,7 +13,7 @@ import capsedge
 from capsedge.errors import UnsupportedModelError
 from capsedge.importers import reference_check
 from capsedge.importers.reference_check import ReferenceInputs
-from capsedge.runtime.metadata import Preprocessing
+from capsedge.runtime.metadata.metadata import Preprocessing
 from tests.importers.families import fsanet, networks
 from tests.importers.test_families import saved
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from capsedge.errors import UsageError
-from capsedge.models.example_inputs import in_order_of, read_example, takes_dict
+from capsedge.models.user.example_inputs import in_order_of, read_example, takes_dict
 
 
 class Histories(nn.Module):

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor, nn  # noqa: E402
 
-from capsedge.models.looked_up_tables import TableBounds, table_bounds, table_sizes  # noqa: E402
+from capsedge.models.user.looked_up_tables import TableBounds, table_bounds, table_sizes  # noqa: E402
 from tests.tables import table  # noqa: E402
 
 LookUp = Callable[[nn.Embedding, nn.Embedding, Tensor], Tensor]

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from capsedge.errors import UnsupportedModelError
-from capsedge.models.example_inputs import TakesNames
-from capsedge.models.user_module import UserModuleSpec, load_user_module
+from capsedge.models.user.example_inputs import TakesNames
+from capsedge.models.user.module import UserModuleSpec, load_user_module
 
 CODE = """
 import random

@@ -18,7 +18,7 @@ from safetensors.torch import save_file  # noqa: E402
 from torch import nn  # noqa: E402
 
 from capsedge.errors import ArtefactError, UsageError  # noqa: E402
-from capsedge.models.user_weights import load_weights  # noqa: E402
+from capsedge.models.user.weights import load_weights  # noqa: E402
 
 
 def network(width: int = 4) -> nn.Sequential:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from capsedge.errors import EnvironmentProblem
 from capsedge.runtime.backends.native_library import find_embedding
-from capsedge.runtime.metadata import Preprocessing
+from capsedge.runtime.metadata.metadata import Preprocessing
 from capsedge.spec.exit_codes import C_CODES
 
 Array = NDArray[Any]

@@ -430,7 +430,7 @@ def test_numbers_do_not_depend_on_the_locale() -> None:
     pytest.importorskip("onnx")
     import locale
 
-    from capsedge.runtime.metadata import Preprocessing
+    from capsedge.runtime.metadata.metadata import Preprocessing
     from tests.runtime.models import capsule_model, metadata
 
     p = Preprocessing(8, 8, 1, scale=0.25, mean=(0.125,), std=(1e-3,))
@@ -452,7 +452,7 @@ def test_numbers_do_not_depend_on_the_locale() -> None:
 def test_models_of_every_kind_predict_as_python_does(tmp_path: Path) -> None:
     """Logits, several labels, a fixed batch, colour, no function bodies, no fused operators."""
     pytest.importorskip("onnx")
-    from capsedge.runtime.metadata import Preprocessing
+    from capsedge.runtime.metadata.metadata import Preprocessing
     from tests.runtime.models import capsule_model, metadata, save
 
     rng = np.random.default_rng(5)

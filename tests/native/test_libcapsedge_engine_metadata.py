@@ -11,7 +11,7 @@ import pytest
 
 import capsedge
 from capsedge.errors import ArtefactError
-from capsedge.runtime import engine_metadata
+from capsedge.runtime.metadata import engine_metadata
 from capsedge.runtime.zoo import default_model
 
 from .libcapsedge import ARTEFACT, Failed, Session

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import capsedge
-from capsedge.runtime.engine_metadata import metadata_path
+from capsedge.runtime.metadata.engine_metadata import metadata_path
 from tests.tensorrt.test_lengths import LONGEST, given, history_file, wanted
 
 from . import libcapsedge

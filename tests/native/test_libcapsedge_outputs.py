@@ -11,7 +11,7 @@ onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 from capsedge.runtime.load import load_bytes  # noqa: E402
-from capsedge.runtime.metadata import Outputs, Preprocessing  # noqa: E402
+from capsedge.runtime.metadata.metadata import Outputs, Preprocessing  # noqa: E402
 from capsedge.runtime.onnx_file.wire import with_properties  # noqa: E402
 from capsedge.runtime.user_metadata import Description, describe_model  # noqa: E402
 from tests.runtime.models import capsule_model, foreign_model  # noqa: E402

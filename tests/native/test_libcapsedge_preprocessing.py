@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
 from capsedge.runtime.images.preprocessing import prepare
-from capsedge.runtime.metadata import Preprocessing
+from capsedge.runtime.metadata.metadata import Preprocessing
 from capsedge.spec.vocabularies import LAYOUTS, ORDERS, PER_IMAGE, RESIZE_RULES
 
 from . import libcapsedge

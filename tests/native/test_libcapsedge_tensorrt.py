@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 
 import capsedge
-from capsedge.runtime import engine_metadata
 from capsedge.runtime.files.writing import sha256
+from capsedge.runtime.metadata import engine_metadata
 from capsedge.runtime.zoo import default_model
 from tests.cli.examples import plain_images
 from tests.runtime.test_table_indices import given, table_file

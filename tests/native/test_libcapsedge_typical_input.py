@@ -14,15 +14,15 @@ pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 from capsedge.runtime.load import load_bytes
-from capsedge.runtime.metadata import Preprocessing
-from capsedge.runtime.onnx_file.wire import with_properties
-from capsedge.runtime.typical_input import (
+from capsedge.runtime.metadata.metadata import Preprocessing
+from capsedge.runtime.metadata.typical_input import (
     REASONS,
     TYPICAL_INPUT_KEY,
     TypicalInput,
     measure,
     spans_of,
 )
+from capsedge.runtime.onnx_file.wire import with_properties
 from capsedge.runtime.user_metadata import Description, describe_model
 from tests.runtime.models import capsule_model, foreign_model, metadata
 

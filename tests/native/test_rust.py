@@ -69,7 +69,7 @@ def parsed(line: str) -> tuple[str, str, str, float]:
 
 def test_values_of_a_regression(program: Path, tmp_path: Path) -> None:
     pytest.importorskip("onnx")
-    from capsedge.runtime.metadata import Outputs, Preprocessing
+    from capsedge.runtime.metadata.metadata import Outputs, Preprocessing
     from capsedge.runtime.user_metadata import Description, describe_model
     from tests.runtime.models import foreign_model
 

@@ -20,7 +20,7 @@ from capsedge.graph import Rewrites
 from capsedge.models import build
 from capsedge.models.checkpoint import load_checkpoint
 from capsedge.models.configs import Conv, EfficientCapsNetConfig, ModelConfig
-from capsedge.runtime.metadata import Preprocessing
+from capsedge.runtime.metadata.metadata import Preprocessing
 from capsedge.runtime.zoo import zoo_checkpoint
 from tests.graph import test_free_children
 from tests.graph.fusion.histories import AnyLength, histories

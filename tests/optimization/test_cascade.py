@@ -25,12 +25,12 @@ from capsedge.exporters.tensorrt.lowering import check
 from capsedge.optimization.cascade import CascadeReport
 from capsedge.optimization.cascade_graph import EscalationRule, Pair, join
 from capsedge.optimization.cascade_options import CascadeOptions
-from capsedge.runtime.cascade_metadata import CASCADE_KEY
 from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.load import load_bytes
-from capsedge.runtime.metadata import ModelMetadata, Outputs, Preprocessing
+from capsedge.runtime.metadata.cascade_metadata import CASCADE_KEY
+from capsedge.runtime.metadata.metadata import ModelMetadata, Outputs, Preprocessing
+from capsedge.runtime.metadata.origin import TRAINING_SPLIT_KEY
 from capsedge.runtime.onnx_file.forecast import forecast
-from capsedge.runtime.origin import TRAINING_SPLIT_KEY
 from tests.optimization.cascades import noisy, pair, pixels, written
 from tests.runtime.models import SIDE, capsule_model, metadata
 

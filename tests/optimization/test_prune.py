@@ -27,7 +27,7 @@ from capsedge.optimization.prune_criteria import multiply_adds
 from capsedge.optimization.prune_data import read, read_test
 from capsedge.optimization.prune_report import Round
 from capsedge.runtime.files.writing import sha256
-from capsedge.runtime.origin import PRUNING_KEY, pruned_of
+from capsedge.runtime.metadata.origin import PRUNING_KEY, pruned_of
 from tests.models.training.test_training import some_images
 from tests.optimization.test_removal import DYNAMIC, EM
 

@@ -12,7 +12,7 @@ from tests.conftest import ROOT
 from tests.web import browser, package
 
 SCRIPT = Path(__file__).with_name("browser.mjs")
-SITE = ROOT / "capsedge" / "serving" / "deploy" / "site"
+SITE = ROOT / "capsedge" / "deploy" / "site"
 SECONDS = 500
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import capsedge
+from capsedge.deploy import compiled_models
+from capsedge.deploy.preview_server import FolderServer
 from capsedge.runtime.zoo import DIGITS, zoo_model
-from capsedge.serving.deploy import compiled_models
-from capsedge.serving.deploy.preview_server import FolderServer
 from tests.page import browser
 
 

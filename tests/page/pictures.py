@@ -10,7 +10,7 @@ from pathlib import Path
 from PIL import Image
 
 import capsedge
-from capsedge.serving.deploy.preview_server import FolderServer
+from capsedge.deploy.preview_server import FolderServer
 from tests.conftest import ROOT
 from tests.page import browser
 

@@ -15,9 +15,9 @@ import pytest
 from PIL import Image, ImageOps
 
 import capsedge
+from capsedge.deploy.preview_server import ADDRESS, FolderServer
 from capsedge.runtime.onnx_file.wire import with_properties
 from capsedge.runtime.zoo import MODELS
-from capsedge.serving.deploy.preview_server import ADDRESS, FolderServer
 from capsedge.spec.fields import PAGE_RUNTIME
 from tests.conftest import ROOT
 from tests.page.browser import play

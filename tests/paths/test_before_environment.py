@@ -24,9 +24,9 @@ import contextlib, io, json, sys
 from pathlib import Path
 for name in {HIDDEN}:
     sys.modules[name] = None
-import capsedge.serving.deploy.web
+import capsedge.deploy.web
 from capsedge.cli import _run
-capsedge.serving.deploy.web.SITE = Path("/nowhere")  # as in a checkout without `make web`
+capsedge.deploy.web.SITE = Path("/nowhere")  # as in a checkout without `make web`
 for line in sys.stdin:
     sys.argv = ["capsedge", *json.loads(line)]
     said = io.StringIO()

@@ -128,7 +128,7 @@ def test_deploy(tmp_path: Path) -> None:
         "deploy", "kserve", repository(tmp_path / "repository"), "--storage", "s3://bucket/models",
         "-o", "service.yaml",
     ]  # fmt: skip
-    with serving("capsedge.cli.deploy", "capsedge.serving.deploy.kserve") as server:
+    with serving("capsedge.cli.deploy", "capsedge.deploy.kserve") as server:
         killed_everywhere(server, words, words, tmp_path, 1)
 
 

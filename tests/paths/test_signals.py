@@ -66,7 +66,7 @@ def start(
     "module",
     [
         "capsedge.cli", "click", "json", "capsedge.runtime.files.writing", "capsedge.cli.infer",
-        "numpy", "capsedge.runtime.session", "PIL", "onnxruntime.capi", "PIL.Image",
+        "numpy", "capsedge.runtime.session.session", "PIL", "onnxruntime.capi", "PIL.Image",
     ],
 )  # fmt: skip
 def test_interrupt_amid_an_import(module: str, tmp_path: Path) -> None:

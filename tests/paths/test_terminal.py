@@ -191,7 +191,7 @@ def test_one_place_prints() -> None:
 
 WRITING = {"write_text", "write_bytes", "savez", "savefig", "tofile", "imsave", "save_file"}
 WRITES = {  # what is written there is none of a person's files
-    "capsedge/calibration/quantizable_layers.py", "capsedge/serving/batch/sources.py",
+    "capsedge/calibration/quantizable_layers.py", "capsedge/batch_inference/sources.py",
     "capsedge/runtime/profiling/startup.py", "capsedge/runtime/profiling/worker.py",
     "capsedge/cli/_process.py", "capsedge/runtime/result_summary.py", "capsedge/runtime/files/writing.py",
     "capsedge/models/torch_file.py",

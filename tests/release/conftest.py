@@ -9,8 +9,8 @@ from typing import NoReturn
 
 import pytest
 
+from capsedge.deploy.web import built_page
 from capsedge.errors import EnvironmentProblem
-from capsedge.serving.deploy.web import built_page
 from tools import release, release_checks, wheels
 
 REQUIRED = "CAPSEDGE_REQUIRE_RELEASE"  # set by the targets that install all of it: a skip is then a failure

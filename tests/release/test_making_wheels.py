@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from capsedge.deploy import web
 from capsedge.runtime.backends import native_library
-from capsedge.serving.deploy import web
 from tests.conftest import ROOT
 from tests.native import library
 from tests.release import conftest

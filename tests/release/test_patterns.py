@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from capsedge.serving.deploy import web
+from capsedge.deploy import web
 from tests.conftest import ROOT
 
 if sys.version_info >= (3, 11):

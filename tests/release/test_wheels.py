@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from capsedge.deploy.web import SITE, built_page
 from capsedge.errors import EnvironmentProblem
 from capsedge.runtime.backends.cuda import load_cuda
-from capsedge.serving.deploy.web import SITE, built_page
 from tests.conftest import ROOT
 from tests.release import interpreters
 from tests.release.environments import SAMPLE, answers, environment, label, without_variables

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from capsedge.runtime.metadata import ModelMetadata, Preprocessing
+from capsedge.runtime.metadata.metadata import ModelMetadata, Preprocessing
 
 CLASSES, POSE, SIDE = 3, 4, 8
 

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 from PIL import Image
 
 from capsedge.runtime.images.inputs import ImageReader
-from capsedge.runtime.metadata import Preprocessing
+from capsedge.runtime.metadata.metadata import Preprocessing
 from tests.runtime.models import SIDE
 
 PLAIN = Preprocessing(8, 8, 1)

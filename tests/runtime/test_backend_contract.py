@@ -28,9 +28,9 @@ from capsedge.runtime.backends.backend import (
     PartialBackend,
     ProfiledBackend,
 )
-from capsedge.runtime.decoder import extract_subgraph
 from capsedge.runtime.load import load_bytes
 from capsedge.runtime.runtime_options import RuntimeOptions
+from capsedge.runtime.session.decoder import extract_subgraph
 from capsedge.spec.vocabularies import RECONSTRUCTION
 from tests.runtime.models import CLASSES, POSE, SIDE, capsule_model, metadata, save
 from tests.tensorrt.fixtures import cudart, gpu, on_gpu

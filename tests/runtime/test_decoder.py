@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 import capsedge
 from capsedge.errors import ShapeError, UsageError
 from capsedge.runtime.backends.backend import Port
-from capsedge.runtime.decoder import Decoder, SubgraphError, extract_subgraph
+from capsedge.runtime.session.decoder import Decoder, SubgraphError, extract_subgraph
 from capsedge.runtime.zoo import default_model, samples_folder
 from tests.runtime.models import capsule_model, save
 

@@ -16,7 +16,7 @@ pytest.importorskip("onnxruntime")
 from capsedge.errors import ArtefactError, UsageError  # noqa: E402
 from capsedge.runtime.images.preprocessing import prepare  # noqa: E402
 from capsedge.runtime.load import load_bytes  # noqa: E402
-from capsedge.runtime.metadata import (  # noqa: E402
+from capsedge.runtime.metadata.metadata import (  # noqa: E402
     FusedRouting,
     ModelMetadata,
     Outputs,

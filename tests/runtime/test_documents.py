@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from capsedge.errors import UsageError
-from capsedge.runtime.files.json_documents import Malformed, check, decode, parse, read
+from capsedge.runtime.files.json_documents import MalformedJson, check, decode, parse, read
 from capsedge.spec import limits
 
 
@@ -72,7 +72,7 @@ def test_a_class_from_its_values() -> None:
     ],
 )
 def test_other_types_are_refused(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(Malformed, match=words):
+    with pytest.raises(MalformedJson, match=words):
         decode(Outer, {**GOOD, **changes})
 
 
@@ -94,7 +94,7 @@ def test_other_types_are_refused(changes: dict[str, Any], words: str) -> None:
     ],
 )
 def test_documents_beyond_the_limits(text: str, words: str) -> None:
-    with pytest.raises(Malformed, match=words):
+    with pytest.raises(MalformedJson, match=words):
         parse(text)
 
 
@@ -105,7 +105,7 @@ def test_documents_within_the_limits() -> None:
     assert parse("[NaN, 1e999]", nan="null") == [None, None]
     kept = parse("[NaN, Infinity]", nan="keep")
     assert kept[0] != kept[0]
-    with pytest.raises(Malformed, match="UTF-8"):
+    with pytest.raises(MalformedJson, match="UTF-8"):
         parse(b'"\xff"')
 
 
@@ -123,7 +123,7 @@ def test_values_of_other_sources() -> None:
         ([float("nan")], "finite"),
         ([10**400], "64 bits"),
     ):
-        with pytest.raises(Malformed, match=words):
+        with pytest.raises(MalformedJson, match=words):
             check(values)
     assert check({"a": (1, [2.5])}) == {"a": (1, [2.5])}
 

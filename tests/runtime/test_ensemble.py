@@ -15,10 +15,10 @@ from hypothesis.extra.numpy import arrays
 import capsedge
 from capsedge.errors import ArtefactError, ShapeError, UsageError
 from capsedge.runtime import load as loading
-from capsedge.runtime.ensemble import average, mean
-from capsedge.runtime.metadata import Outputs, Preprocessing
-from capsedge.runtime.predictions import Prediction
-from capsedge.runtime.scores import scores_of
+from capsedge.runtime.metadata.metadata import Outputs, Preprocessing
+from capsedge.runtime.metadata.scores import scores_of
+from capsedge.runtime.session.ensemble import average, mean
+from capsedge.runtime.session.predictions import Prediction
 from capsedge.spec import limits
 from tests.runtime.models import SIDE, capsule_model, metadata, save
 from tests.runtime.pictures import LEFT, encoded

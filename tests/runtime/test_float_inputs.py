@@ -12,7 +12,7 @@ import capsedge
 from capsedge.errors import CapsedgeError, ShapeError, UsageError
 from capsedge.runtime.images.inputs import declared_range
 from capsedge.runtime.images.preprocessing import prepare
-from capsedge.runtime.metadata import Preprocessing
+from capsedge.runtime.metadata.metadata import Preprocessing
 from tests.runtime.models import SIDE
 from tests.runtime.pictures import COLOUR, LEFT, PLAIN, inputs, quick
 

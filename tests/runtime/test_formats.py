@@ -18,10 +18,10 @@ from PIL import Image
 import capsedge
 from capsedge.calibration.ranges import CalibrationTable
 from capsedge.cli import app
-from capsedge.runtime.engine_metadata import EngineMetadata
+from capsedge.deploy import web
 from capsedge.runtime.files.formats import identify_content, identify_path
+from capsedge.runtime.metadata.engine_metadata import EngineMetadata
 from capsedge.runtime.zoo import default_model, zoo_checkpoint
-from capsedge.serving.deploy import web
 from capsedge.verification.certificate import Certificate
 
 

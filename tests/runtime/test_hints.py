@@ -15,12 +15,12 @@ from capsedge.datasets import ImageSet, typical_input_from  # noqa: E402
 from capsedge.errors import UsageError  # noqa: E402
 from capsedge.optimization.optimize import optimize  # noqa: E402
 from capsedge.optimization.optimize_options import OptimizeOptions  # noqa: E402
-from capsedge.runtime.classify import classify_files  # noqa: E402
 from capsedge.runtime.load import load, load_bytes  # noqa: E402
-from capsedge.runtime.metadata import Preprocessing  # noqa: E402
-from capsedge.runtime.predictions import INVERT, KEEP  # noqa: E402
-from capsedge.runtime.session import Session  # noqa: E402
-from capsedge.runtime.typical_input import TypicalInput, spans_of  # noqa: E402
+from capsedge.runtime.metadata.metadata import Preprocessing  # noqa: E402
+from capsedge.runtime.metadata.typical_input import TypicalInput, spans_of  # noqa: E402
+from capsedge.runtime.session.classify import classify_files  # noqa: E402
+from capsedge.runtime.session.predictions import INVERT, KEEP  # noqa: E402
+from capsedge.runtime.session.session import Session  # noqa: E402
 from capsedge.runtime.user_metadata import Description, describe_model  # noqa: E402
 from tests.runtime.models import SIDE, capsule_model, foreign_model, metadata, save  # noqa: E402
 

@@ -266,11 +266,11 @@ def test_no_words_of_pillow_about_bombs(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_readers_of_folders_take_all_of_them(tmp_path: Path) -> None:
+    from capsedge.batch_inference.items import is_image
     from capsedge.datasets.class_folders import images_of, read_classes
     from capsedge.runtime.files.formats import identify_bytes
     from capsedge.runtime.images.inputs import folder_images
-    from capsedge.runtime.metadata import Preprocessing
-    from capsedge.serving.batch.items import is_image
+    from capsedge.runtime.metadata.metadata import Preprocessing
 
     (tmp_path / "class").mkdir()
     for suffix, kind in zip(

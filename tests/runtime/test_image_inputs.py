@@ -19,7 +19,7 @@ from PIL import Image
 import capsedge
 from capsedge.errors import ShapeError, UsageError
 from capsedge.runtime.images.preprocessing import prepare
-from capsedge.runtime.metadata import Preprocessing
+from capsedge.runtime.metadata.metadata import Preprocessing
 from capsedge.spec import limits
 from tests.runtime.models import SIDE
 from tests.runtime.pictures import COLOUR, LEFT, PLAIN, encoded, inputs, quick

@@ -19,7 +19,7 @@ from PIL import Image, ImageOps
 from capsedge.errors import UsageError
 from capsedge.runtime.images.decoding import read_image
 from capsedge.runtime.images.preprocessing import prepare
-from capsedge.runtime.metadata import Preprocessing
+from capsedge.runtime.metadata.metadata import Preprocessing
 from capsedge.spec import limits
 
 GREY = Preprocessing(4, 4, 1, scale=1.0)

@@ -12,7 +12,7 @@ from onnx import numpy_helper
 import capsedge
 from capsedge.errors import UsageError
 from capsedge.runtime.backends.backend import Port
-from capsedge.runtime.tensors import LARGEST, checked_input
+from capsedge.runtime.session.tensors import LARGEST, checked_input
 from capsedge.runtime.zoo import MODELS, zoo_model
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from capsedge.errors import ArtefactError
-from capsedge.runtime.cascade_metadata import Cascade, Parent
-from capsedge.runtime.metadata import (
+from capsedge.runtime.metadata.cascade_metadata import Cascade, Parent
+from capsedge.runtime.metadata.metadata import (
     ModelMetadata,
     Outputs,
     Preprocessing,
@@ -21,10 +21,10 @@ from capsedge.runtime.metadata import (
     provenance_of,
     reference_options,
 )
-from capsedge.runtime.origin import Origin
-from capsedge.runtime.routing_trace import TraceLayer, TraceOutputs
-from capsedge.runtime.scores import ChosenScores
-from capsedge.runtime.typical_input import TypicalInput
+from capsedge.runtime.metadata.origin import Origin
+from capsedge.runtime.metadata.scores import ChosenScores
+from capsedge.runtime.metadata.typical_input import TypicalInput
+from capsedge.runtime.session.routing_trace import TraceLayer, TraceOutputs
 from capsedge.spec import limits
 from capsedge.spec.fields import SCHEMA
 from tests.runtime.models import metadata

@@ -10,9 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
-from capsedge.runtime.metadata import Preprocessing
-from capsedge.runtime.score_checks import probes
-from capsedge.runtime.scores import (
+from capsedge.runtime.metadata.metadata import Preprocessing
+from capsedge.runtime.metadata.scores import (
     AS_IT_IS,
     CAPSULES,
     FLAT,
@@ -22,6 +21,7 @@ from capsedge.runtime.scores import (
     score_warnings_of,
     shape_fault,
 )
+from capsedge.runtime.score_checks import probes
 
 ROWS = 32
 Array = NDArray[Any]

@@ -19,7 +19,7 @@ from capsedge.errors import ArtefactError, EnvironmentProblem, ShapeError, Usage
 from capsedge.runtime.backends import native_library
 from capsedge.runtime.backends.native_library import find_library
 from capsedge.runtime.load import load_bytes
-from capsedge.runtime.metadata import Preprocessing
+from capsedge.runtime.metadata.metadata import Preprocessing
 from capsedge.runtime.onnx_file import summary
 from capsedge.spec import limits
 from tests.runtime.models import SIDE, capsule_model, foreign_model, metadata, save

@@ -13,7 +13,7 @@ import pytest
 
 import capsedge
 from capsedge.errors import UsageError
-from capsedge.runtime.metadata import Preprocessing
+from capsedge.runtime.metadata.metadata import Preprocessing
 from tests.runtime.models import SIDE, capsule_model, metadata, save
 from tests.runtime.pictures import LEFT, encoded
 

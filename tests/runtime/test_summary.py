@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 import capsedge
 from capsedge.calibration.accuracy import Outcome
 from capsedge.runtime.files.text import printable
-from capsedge.runtime.predictions import Label, Prediction, RegressionValue
 from capsedge.runtime.result_summary import LINES, Report, Row, Summarized, Summary, distinct_names
+from capsedge.runtime.session.predictions import Label, Prediction, RegressionValue
 from capsedge.verification.certificate import Certificate, Link
 from tests.runtime.models import capsule_model, metadata, save
 from tests.runtime.pictures import LEFT, quick

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
 import capsedge  # noqa: E402
 from capsedge.errors import ArtefactError, UsageError  # noqa: E402
-from capsedge.runtime.table_indices import (  # noqa: E402
+from capsedge.runtime.metadata.table_indices import (  # noqa: E402
     InputBounds,
     inputs_property,
     read_inputs_property,

@@ -12,10 +12,10 @@ onnx = pytest.importorskip("onnx", reason="makes the files: pip install 'capsedg
 from onnx import helper, numpy_helper  # noqa: E402
 
 import capsedge  # noqa: E402
+from capsedge.deploy import web  # noqa: E402
 from capsedge.errors import UnsupportedModelError  # noqa: E402
 from capsedge.runtime.onnx_file.summary import summarize  # noqa: E402
 from capsedge.runtime.onnx_file.training_mode import refuse_training  # noqa: E402
-from capsedge.serving.deploy import web  # noqa: E402
 from tests.graph.test_random_nodes import DRAWING, HARMLESS, file, node  # noqa: E402
 from tests.runtime.models import SIDE, capsule_model, save  # noqa: E402
 

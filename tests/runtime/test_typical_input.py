@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from capsedge.runtime.metadata import ModelMetadata, Preprocessing
-from capsedge.runtime.predictions import INVERT, KEEP, to_invert
-from capsedge.runtime.typical_input import (
+from capsedge.runtime.metadata.metadata import ModelMetadata, Preprocessing
+from capsedge.runtime.metadata.typical_input import (
     REASONS,
     TYPICAL_INPUT_KEY,
     Measurements,
@@ -20,6 +19,7 @@ from capsedge.runtime.typical_input import (
     measure,
     spans_of,
 )
+from capsedge.runtime.session.predictions import INVERT, KEEP, to_invert
 from capsedge.spec.limits import TYPICAL_INPUT_BYTES
 from tests.runtime.models import metadata
 

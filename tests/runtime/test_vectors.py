@@ -19,7 +19,7 @@ pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 from capsedge.runtime.load import load_bytes
-from capsedge.runtime.session import Session
+from capsedge.runtime.session.session import Session
 from tests.runtime.walking import in_python
 
 

@@ -23,7 +23,7 @@ def test_every_model_runs_its_warm_up(version: str, tmp_path: Path) -> None:
     place = place_of(version)
     capsedge.deploy_triton(MODELS, tmp_path / "r", mount=str(tmp_path / "r"))
     done = subprocess.run(
-        [sys.executable, "-m", "tests.serving.deploy.served", str(tmp_path / "r")],
+        [sys.executable, "-m", "tests.deploy.served", str(tmp_path / "r")],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": os.pathsep.join((str(place), str(ROOT)))},
         capture_output=True,

@@ -8,7 +8,7 @@ from onnx import TensorProto, helper
 
 from capsedge.optimization.cascade import cascade
 from capsedge.optimization.cascade_options import CascadeOptions
-from capsedge.runtime.metadata import Outputs
+from capsedge.runtime.metadata.metadata import Outputs
 from tests.conftest import ROOT
 from tests.optimization.cascades import pair, pixels
 from tests.runtime.models import capsule_model, foreign_model, metadata, save

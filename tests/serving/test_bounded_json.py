@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from capsedge.serving import bounded_json
-from capsedge.serving.bounded_json import PIECE, Malformed, parse
+from capsedge.serving.bounded_json import PIECE, MalformedBody, parse
 from capsedge.spec import limits
 
 
@@ -91,7 +91,7 @@ def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         try:
             parse(text if isinstance(text, bytes) else text.encode())
             accepted.append(name)
-        except Malformed as error:
+        except MalformedBody as error:
             accepted += [name] * (len(str(error)) > 200 or "None" in str(error))
     assert not accepted
 
@@ -99,7 +99,7 @@ def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_more_numbers_than_a_request_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "REQUEST_VALUES", 10_000)
     assert parse(b"[%b]" % b",".join([b"0"] * 10_000)).size == 10_000
-    with pytest.raises(Malformed, match="over 10,000 numbers"):
+    with pytest.raises(MalformedBody, match="over 10,000 numbers"):
         parse(b"[%b]" % b",".join([b"0"] * 10_001))
 
 

@@ -13,7 +13,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from capsedge.runtime.files.protobuf import length_delimited as field
 from capsedge.serving.grpc_messages import COMPILED, message
 from capsedge.serving.grpc_requests import from_grpc
-from capsedge.serving.request_bodies import Malformed
+from capsedge.serving.request_bodies import MalformedRequest
 from capsedge.spec import limits
 
 
@@ -146,6 +146,6 @@ def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         try:
             from_grpc(data)
             accepted.append(name)
-        except Malformed as error:
+        except MalformedRequest as error:
             accepted += [name] * (len(str(error)) > 200)
     assert not accepted

@@ -13,7 +13,7 @@ import pytest
 
 import capsedge
 from capsedge.errors import UsageError
-from capsedge.runtime.table_indices import InputBounds, inputs_property
+from capsedge.runtime.metadata.table_indices import InputBounds, inputs_property
 from capsedge.serving.inference import Model, sizes_in
 from capsedge.serving.request_bodies import InferRequest, Input
 from capsedge.serving.served_models import SIZES, BatchSize, can_batch, measure_size

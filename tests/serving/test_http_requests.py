@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from capsedge.serving.request_bodies import Input, Malformed, Output, from_http
+from capsedge.serving.request_bodies import Input, MalformedRequest, Output, from_http
 from capsedge.spec import limits
 
 TENSOR = {"name": "x", "shape": [1], "datatype": "FP32", "data": [1.0]}
@@ -42,7 +42,7 @@ def test_documents_that_are_no_requests() -> None:
         try:
             from_http(json.dumps(document).encode())
             accepted.append(name)
-        except Malformed as error:
+        except MalformedRequest as error:
             accepted += [name] * (not str(error).startswith("body"))
     assert not accepted
     good = {"inputs": [TENSOR], "id": None, "outputs": None, "parameters": None, "more": [{}]}
@@ -192,6 +192,6 @@ def test_binary_tensors_that_are_refused(monkeypatch: pytest.MonkeyPatch) -> Non
         try:
             from_http(body, length)
             accepted.append(name)
-        except Malformed as error:
+        except MalformedRequest as error:
             accepted += [name] * (len(str(error)) > 200)
     assert not accepted

@@ -22,8 +22,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from capsedge.options import declared
-from capsedge.serving.deploy.server_model import parse_model_names
 from capsedge.serving.serve_options import ServeOptions
+from capsedge.serving.server_model import parse_model_names
 from tests.conftest import ROOT
 from tests.serving.in_process import ask, get, running
 from tests.serving.running import SECONDS

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from capsedge.runtime.engine_metadata import EngineMetadata
-from capsedge.runtime.metadata import ModelMetadata
-from capsedge.runtime.table_indices import InputBounds
+from capsedge.runtime.metadata.engine_metadata import EngineMetadata
+from capsedge.runtime.metadata.metadata import ModelMetadata
+from capsedge.runtime.metadata.table_indices import InputBounds
 from capsedge.spec.fields import ENGINE_FIELDS, FIELDS, INPUT_FIELDS, REQUIRED, MetadataField
 from capsedge.spec.limits import LIMITS, OPTIONS
 from capsedge.spec.vocabularies import VOCABULARIES

@@ -30,12 +30,12 @@ from capsedge.exporters.export_options import ExportOptions
 from capsedge.exporters.tensorrt.write_engine import BuildReport
 from capsedge.exporters.tensorrt.write_engine import write_engine as build
 from capsedge.graph import ir
-from capsedge.runtime import engine_metadata
 from capsedge.runtime.backends.native_library import find_library
 from capsedge.runtime.backends.tensorrt_backend import TensorRTBackend
 from capsedge.runtime.backends.tensorrt_library import PLUGINS
 from capsedge.runtime.backends.tensorrt_slots import GRAPHS
 from capsedge.runtime.inspection import inspect_engine
+from capsedge.runtime.metadata import engine_metadata
 from capsedge.runtime.zoo import ROUTINGS, zoo_model
 from capsedge.spec.operators import operator_of
 from tests.exporters.nets import network

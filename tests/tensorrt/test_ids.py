@@ -13,7 +13,7 @@ import capsedge
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.exporters.build_options import BuildOptions
 from capsedge.exporters.tensorrt.write_engine import write_engine
-from capsedge.runtime.engine_metadata import metadata_path
+from capsedge.runtime.metadata.engine_metadata import metadata_path
 from capsedge.spec.fields import INPUTS_KEY
 from tests.runtime.test_table_indices import given, table_file
 from tests.tensorrt.fixtures import cudart, gpu  # noqa: F401

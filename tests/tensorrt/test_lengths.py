@@ -25,8 +25,8 @@ from capsedge.exporters.tensorrt.write_engine import BuildReport, write_engine
 from capsedge.graph.fusion.free_length import at_length
 from capsedge.runtime.backends.backend import ProfiledBackend
 from capsedge.runtime.backends.tensorrt_slots import GRAPHS
-from capsedge.runtime.engine_metadata import metadata_path
-from capsedge.runtime.table_indices import InputBounds, inputs_property
+from capsedge.runtime.metadata.engine_metadata import metadata_path
+from capsedge.runtime.metadata.table_indices import InputBounds, inputs_property
 from capsedge.serving.inference import Model
 from capsedge.serving.request_bodies import InferRequest, Input
 from capsedge.serving.served_models import SIZES, measure_size

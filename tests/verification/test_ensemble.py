@@ -17,7 +17,7 @@ from capsedge.datasets import ImageSet
 from capsedge.datasets.division import divided, rule_of
 from capsedge.errors import ArtefactError, ParityError, UsageError
 from capsedge.runtime.files.writing import sha256
-from capsedge.runtime.origin import TRAINING_SPLIT_KEY
+from capsedge.runtime.metadata.origin import TRAINING_SPLIT_KEY
 from capsedge.verification.verify_options import VerifyOptions
 
 

@@ -12,7 +12,7 @@ from PIL import Image
 
 from capsedge.errors import UsageError
 from capsedge.runtime.images.preprocessing import prepare
-from capsedge.runtime.metadata import Preprocessing
+from capsedge.runtime.metadata.metadata import Preprocessing
 from capsedge.verification.sample_inputs import generated, hard_cases, load_samples, shipped_samples
 
 PREP = Preprocessing(8, 8, 1, mean=(0.5,), std=(0.25,))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import capsedge
-from capsedge.runtime.classify import overlay
+from capsedge.runtime.session.classify import overlay
 from capsedge.viz import decoder_figures
 from tests.viz.conftest import SAMPLES
 

@@ -9,7 +9,7 @@ import pytest
 
 import capsedge
 from capsedge.datasets import ImageSet
-from capsedge.runtime.classify import overlay
+from capsedge.runtime.session.classify import overlay
 from capsedge.viz import decoder_figures, evidence_figures
 from tests.runtime.models import SIDE, capsule_model, metadata, save
 from tests.viz.conftest import SAMPLES
@@ -142,7 +142,7 @@ def test_data_that_does_not_fit_is_refused(plain: capsedge.Session, labels):
 
 
 def test_colour_images_keep_their_colours(tmp_path: Path):
-    from capsedge.runtime.metadata import Preprocessing
+    from capsedge.runtime.metadata.metadata import Preprocessing
 
     properties = metadata(preprocessing=Preprocessing(SIDE, SIDE, 3)).to_properties()
     model = save(capsule_model(channels=3, properties=properties), tmp_path / "colour.onnx")

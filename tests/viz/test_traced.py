@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import capsedge
-from capsedge.runtime.classify import overlay
-from capsedge.runtime.routing_trace import Trace
+from capsedge.runtime.session.classify import overlay
+from capsedge.runtime.session.routing_trace import Trace
 from capsedge.runtime.zoo import default_model
 from capsedge.viz import evidence_figures, routing_figures
 from capsedge.viz.trace_data import (

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from capsedge.runtime.routing_trace import Trace, TracedLayer
+from capsedge.runtime.session.routing_trace import Trace, TracedLayer
 
 
 def _softmax(values: NDArray[Any], axis: int) -> NDArray[Any]:

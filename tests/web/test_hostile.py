@@ -14,7 +14,7 @@ onnx = pytest.importorskip("onnx")
 
 from capsedge.errors import CapsedgeError  # noqa: E402
 from capsedge.runtime.files.text import printable  # noqa: E402
-from capsedge.runtime.metadata import ModelMetadata, Outputs, Preprocessing  # noqa: E402
+from capsedge.runtime.metadata.metadata import ModelMetadata, Outputs, Preprocessing  # noqa: E402
 from tests.fuzz import hostile  # noqa: E402
 from tests.runtime.models import capsule_model, metadata  # noqa: E402
 from tests.runtime.walking import Facts, in_python  # noqa: E402

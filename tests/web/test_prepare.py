@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
 from capsedge.runtime.images.preprocessing import prepare
-from capsedge.runtime.metadata import Preprocessing
-from capsedge.runtime.typical_input import measure
+from capsedge.runtime.metadata.metadata import Preprocessing
+from capsedge.runtime.metadata.typical_input import measure
 from capsedge.spec.fields import LEAST_SIDE
 from capsedge.spec.vocabularies import RESIZE_RULES
 from tests.native.test_libcapsedge_preprocessing import random_pixels, random_preprocessing

@@ -12,8 +12,8 @@ from onnx import TensorProto, helper
 
 import capsedge
 from capsedge.runtime import zoo
-from capsedge.runtime.decoder import extract_subgraph
 from capsedge.runtime.load import load_bytes
+from capsedge.runtime.session.decoder import extract_subgraph
 from capsedge.runtime.zoo import MODELS, zoo_model
 from tests.conftest import ROOT
 from tests.runtime.models import CLASSES, POSE, SIDE, capsule_model, foreign_model, metadata

@@ -21,7 +21,7 @@ SUBJECTS = {
         ("capsedge/graph/fusion/equivalence.py", "capsedge/graph/fusion/votes.py"), ("tests/graph",)
     ),
     "metadata": Subject(
-        ("capsedge/runtime/metadata.py",),
+        ("capsedge/runtime/metadata/metadata.py",),
         ("tests/runtime", "tests/spec", "tests/cli/test_describing.py"),
     ),
     "int8": Subject(
@@ -45,7 +45,7 @@ SUBJECTS = {
         ("tests/serving", "tests/fuzz/test_corpus.py"),
     ),
     "scores": Subject(
-        ("capsedge/runtime/scores.py",),
+        ("capsedge/runtime/metadata/scores.py",),
         ("tests/runtime", "tests/metrics", "tests/exporters/test_scoring.py"),
     ),
     "cuda-plans": Subject(

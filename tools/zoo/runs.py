@@ -23,9 +23,9 @@ from capsedge.models.training.train_options import TrainOptions
 from capsedge.runtime.files.json_documents import dump
 from capsedge.runtime.files.writing import sha256, temporary_folder
 from capsedge.runtime.images.preprocessing import prepare_all
-from capsedge.runtime.metadata import Preprocessing
-from capsedge.runtime.origin import PRUNING_KEY
-from capsedge.runtime.typical_input import TYPICAL_INPUT_KEY
+from capsedge.runtime.metadata.metadata import Preprocessing
+from capsedge.runtime.metadata.origin import PRUNING_KEY
+from capsedge.runtime.metadata.typical_input import TYPICAL_INPUT_KEY
 from capsedge.runtime.zoo import zoo_checkpoint
 
 _KEPT = (TRAINING_KEY, PRUNING_KEY)

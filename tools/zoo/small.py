@@ -7,7 +7,7 @@ from pathlib import Path
 from capsedge.models import CapsuleModel, build
 from capsedge.models.checkpoint import load_checkpoint
 from capsedge.runtime.files.writing import write_text
-from capsedge.runtime.origin import pruned_of
+from capsedge.runtime.metadata.origin import pruned_of
 from tools.zoo.runs import (
     accuracy,
     answers,

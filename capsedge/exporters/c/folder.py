@@ -21,7 +21,7 @@ from capsedge.runtime.files import reading
 from capsedge.runtime.files.json_documents import decode, parse
 from capsedge.runtime.files.text import format_bytes, printable
 from capsedge.runtime.files.writing import unchanged
-from capsedge.runtime.metadata import ModelMetadata
+from capsedge.runtime.metadata.metadata import ModelMetadata
 from capsedge.spec import limits
 from capsedge.spec.fields import C_KIND, COMPILED_SCHEMA, WASM_KIND
 from capsedge.spec.version import VERSION

@@ -11,7 +11,7 @@ from capsedge.exporters.c.graph import Translation, prepare
 from capsedge.exporters.c.program import Constants, Program, Shape
 from capsedge.graph import ir
 from capsedge.graph.ir import Graph
-from capsedge.runtime.decoder import SubgraphError, extract_subgraph
+from capsedge.runtime.session.decoder import SubgraphError, extract_subgraph
 from capsedge.spec.vocabularies import RECONSTRUCTION
 
 

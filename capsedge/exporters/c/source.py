@@ -12,7 +12,7 @@ import numpy as np
 from capsedge.exporters.c.naming import c_string, in_comment
 from capsedge.exporters.c.plan import Plan
 from capsedge.exporters.c.program import Constants, Program, Shape, literal
-from capsedge.runtime.metadata import Preprocessing
+from capsedge.runtime.metadata.metadata import Preprocessing
 
 _VARIANTS = {"f32": "float", "q8": "int8_t"}
 

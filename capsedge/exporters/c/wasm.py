@@ -26,7 +26,7 @@ from capsedge.runtime.files.writing import (
     write_bytes,
     write_folder,
 )
-from capsedge.runtime.metadata import ModelMetadata
+from capsedge.runtime.metadata.metadata import ModelMetadata
 from capsedge.runtime.onnx_file import summary
 from capsedge.runtime.result_summary import Report
 from capsedge.spec.fields import COMPILED_SCHEMA, PREFIX, WASM_KIND, WASM_SECTION

@@ -21,10 +21,10 @@ from capsedge.exporters.c.source import COutput, Function, Library
 from capsedge.graph import ir
 from capsedge.graph.check import checked
 from capsedge.graph.check_steps import Bounds
-from capsedge.runtime.cascade_metadata import CASCADE_KEY
 from capsedge.runtime.files.text import format_bytes, printable
 from capsedge.runtime.files.writing import check_replaceable, write_folder
-from capsedge.runtime.metadata import ModelMetadata
+from capsedge.runtime.metadata.cascade_metadata import CASCADE_KEY
+from capsedge.runtime.metadata.metadata import ModelMetadata
 from capsedge.runtime.onnx_file import summary
 from capsedge.runtime.result_summary import Report
 from capsedge.spec import limits

@@ -35,10 +35,10 @@ from capsedge.graph.ir import (
 from capsedge.graph.rewrites import without_parents
 from capsedge.runtime.backends.engine_layers import EngineLayer, computing
 from capsedge.runtime.backends.tensorrt_library import PLUGINS
-from capsedge.runtime.cascade_metadata import CASCADE_KEY
+from capsedge.runtime.metadata.cascade_metadata import CASCADE_KEY
+from capsedge.runtime.metadata.table_indices import read_inputs_property
 from capsedge.runtime.onnx_file.layer_map import locate, node_name
-from capsedge.runtime.onnx_file.structure import Graph, Node, read_structure
-from capsedge.runtime.table_indices import read_inputs_property
+from capsedge.runtime.onnx_file.structure import GraphStructure, Node, read_structure
 from capsedge.spec.limits import limit_of
 from capsedge.spec.operators import DOMAIN, OPERATORS, PLUGIN_VERSION, operator_of
 from capsedge.spec.vocabularies import PRECISIONS
@@ -368,7 +368,7 @@ def name_nodes(model: onnx.ModelProto, source: Path) -> None:
 
     Nodes of files that do not name their layers keep their names.
     """
-    running = Graph(nodes=[_node(node) for node in model.graph.node])
+    running = GraphStructure(nodes=[_node(node) for node in model.graph.node])
     found = locate(read_structure(source), running)
     for number, (node, location) in enumerate(zip(model.graph.node, found, strict=True)):
         if location.group:

@@ -28,7 +28,6 @@ from capsedge.exporters.tensorrt.engine_builder import (
 from capsedge.exporters.tensorrt.lowering import name_nodes
 from capsedge.graph.check import checked
 from capsedge.graph.fusion.free_length import at_length
-from capsedge.runtime import engine_metadata
 from capsedge.runtime.backends.cuda import load_cuda
 from capsedge.runtime.backends.tensorrt_library import (
     find_plugin,
@@ -45,7 +44,6 @@ from capsedge.runtime.backends.tensorrt_rtx import (
     check_parser_takes_plugins,
     import_for,
 )
-from capsedge.runtime.engine_metadata import BuildMachine
 from capsedge.runtime.files import reading
 from capsedge.runtime.files.text import format_bytes
 from capsedge.runtime.files.writing import (
@@ -55,6 +53,8 @@ from capsedge.runtime.files.writing import (
     write_bytes,
 )
 from capsedge.runtime.machine import power_mode
+from capsedge.runtime.metadata import engine_metadata
+from capsedge.runtime.metadata.engine_metadata import BuildMachine
 from capsedge.runtime.onnx_file import summary
 from capsedge.runtime.result_summary import Report, short
 from capsedge.spec.fields import INPUTS_KEY, PREFIX

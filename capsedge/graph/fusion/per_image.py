@@ -125,83 +125,106 @@ def _other_reads(graph: Values, votes: str, last: str) -> dict[str, float]:
             break
         end = users[0].output[0]
         inside.add(end)
-    found: dict[str, float] = {}
+    reads = _RoutingReads(graph, known, graph.sizes[last] // graph.batch)
+    for name in sorted(inside, key=lambda n: graph.order[n]):
+        node = graph.producer(name)
+        if node is not None:
+            reads.add_node(node, down)
+    return reads.neutral
 
-    def note(read: str, neutral: float) -> None:
-        if found.setdefault(read, neutral) != neutral:
-            raise NoMatch(MORE)
 
-    def look(node: onnx.NodeProto, within: set[str]) -> None:
-        """Record what a node reads besides the tensors within, with its neutral value."""
+class _RoutingReads:
+    """The tensors that routing reads besides its votes.
+
+    Attributes:
+        neutral: the value of each at which it changes nothing.
+    """
+
+    def __init__(self, graph: Values, votes: set[str], couplings: int) -> None:
+        """Args:
+        votes: the votes and the tensors that hold the same values.
+        couplings: their number for an image.
+        """
+        self._graph = graph
+        self._votes = votes
+        self._couplings = couplings
+        self.neutral: dict[str, float] = {}
+
+    def add_node(self, node: onnx.NodeProto, within: set[str]) -> None:
+        """Record what a node reads besides the tensors within.
+
+        Raises:
+            NoMatch: it is read in a way for which there is no neutral value.
+        """
         for k, read in enumerate(node.input):
-            if read in within or read in graph.constant or not read:
+            if read in within or read in self._graph.constant or not read:
                 continue
-            if weighs_votes(node, k) and first(read):
+            if self._weighs_votes(node, k) and self._add_couplings(read):
                 continue
             neutral = _neutral(node, k, within)
             if neutral is not None:
-                note(read, neutral)
-            elif not first(read):
+                self._add(read, neutral)
+            elif not self._add_couplings(read):
                 raise NoMatch(MORE)
 
-    def weighs_votes(node: onnx.NodeProto, place: int) -> bool:
-        """Whether an input is multiplied elementwise by the votes, as couplings are."""
-        return node.op_type == "Mul" and bool(
-            known & set(_chain(graph, node.input[1 - place], _VIEWS))
-        )
+    def _add(self, read: str, neutral: float) -> None:
+        if self.neutral.setdefault(read, neutral) != neutral:
+            raise NoMatch(MORE)
 
-    def first(name: str) -> bool:
+    def _weighs_votes(self, node: onnx.NodeProto, place: int) -> bool:
+        """Whether an input is multiplied elementwise by the votes, as couplings are."""
+        if node.op_type != "Mul":
+            return False
+        return bool(self._votes & set(_chain(self._graph, node.input[1 - place], _VIEWS)))
+
+    def _add_couplings(self, name: str) -> bool:
         """Record what the first couplings, which do not depend on the votes, are computed from."""
+        graph = self._graph
         node = graph.producer(name)
         if node is None or node.op_type not in _AFTER_SOFTMAX:
             return False
         if node.op_type == "Softmax":
-            logits(node.input[0])
+            self._add_logits(node.input[0])
             return True
-        behind = {i for i in node.input if i in graph.sources and first(i)}
+        behind = {i for i in node.input if i in graph.sources and self._add_couplings(i)}
         if not behind:  # equal couplings are a constant
-            behind = {i for i in node.input if i in graph.constant and may_be_couplings(i)}
+            behind = {i for i in node.input if i in graph.constant and self._may_be_couplings(i)}
         if not behind or (node.op_type not in _WEIGHED and not behind & set(graph.sources)):
             return False
-        look(node, behind)
+        self.add_node(node, behind)
         return True
 
-    def may_be_couplings(name: str) -> bool:
+    def _may_be_couplings(self, name: str) -> bool:
         """Whether a constant has a number for each coupling of an image, or one for all of them."""
-        value = graph.value[name]
-        return bool(np.any(value)) and (
-            value.size == 1 or value.size >= graph.sizes[last] // graph.batch
-        )
+        value = self._graph.value[name]
+        return bool(np.any(value)) and (value.size == 1 or value.size >= self._couplings)
 
-    def logits(name: str) -> None:
+    def _add_logits(self, name: str) -> None:
         """Record what start logits are computed from."""
+        graph = self._graph
         node = graph.producer(name)
         live = [i for i in node.input if i in graph.sources] if node is not None else []
         if node is None or node.op_type not in ("Add", "Mul", "Sub", "Where") or not live:
-            return note(name, 0.0)
+            return self._add(name, 0.0)
         if node.op_type == "Mul":  # zeros, whatever they are multiplied by
             zero = any(not np.any(graph.value.get(i, 1)) for i in node.input)
-            return None if zero else note(name, 0.0)
+            return None if zero else self._add(name, 0.0)
         if node.op_type == "Sub" and node.input[1] in live:
-            note(node.input[1], 0.0)
+            self._add(node.input[1], 0.0)
             live.remove(node.input[1])
         if node.op_type == "Where" and node.input[0] in graph.sources:
             if len(live) == 1 and any(user.op_type == "Add" for user in graph.users(name)):
-                return note(name, 0.0)  # a mask that is added to all logits, not only to the first
+                return self._add(
+                    name, 0.0
+                )  # a mask that is added to all logits, not only to the first
             out = [np.all(graph.value.get(i, 0.0) <= LOW) for i in node.input[1:]]
             if out[0] == out[1]:
-                return note(name, 0.0)
-            note(node.input[0], float(out[1]))
+                return self._add(name, 0.0)
+            self._add(node.input[0], float(out[1]))
             live.remove(node.input[0])
         for each in live:
-            logits(each)
+            self._add_logits(each)
         return None
-
-    for name in sorted(inside, key=lambda n: graph.order[n]):
-        node = graph.producer(name)
-        if node is not None:
-            look(node, down)
-    return found
 
 
 def _neutral(node: onnx.NodeProto, place: int, within: set[str]) -> float | None:

@@ -24,7 +24,7 @@ from capsedge.importers.family import (
 )
 from capsedge.importers.key_patterns import Patterns, Shapes, fit
 from capsedge.models.configs import FSANetConfig, ModelConfig
-from capsedge.runtime.metadata import Preprocessing
+from capsedge.runtime.metadata.metadata import Preprocessing
 
 # --- PyTorch ---
 

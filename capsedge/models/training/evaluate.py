@@ -15,7 +15,7 @@ from capsedge.models import CapsuleModel
 from capsedge.models.configs import ModelConfig
 from capsedge.models.ops import fused
 from capsedge.models.training import augment
-from capsedge.runtime.typical_input import TypicalInput
+from capsedge.runtime.metadata.typical_input import TypicalInput
 
 # --- Accuracy, on images in the network's input form ---
 

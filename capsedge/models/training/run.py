@@ -28,7 +28,7 @@ from capsedge.models.training.train_options import TrainOptions
 from capsedge.models.training.transfer import shared_weights
 from capsedge.options import takes
 from capsedge.runtime.files import reading
-from capsedge.runtime.origin import TrainingSplit
+from capsedge.runtime.metadata.origin import TrainingSplit
 from capsedge.runtime.progress import Progress, silent
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from capsedge.errors import ArtefactError
 from capsedge.models.torch_file import BadPickle, read_torch, unreadable
 from capsedge.runtime.files import reading
 from capsedge.runtime.files.archives import BadArchive
-from capsedge.runtime.files.json_documents import Malformed, decode, parse
+from capsedge.runtime.files.json_documents import MalformedJson, decode, parse
 from capsedge.runtime.files.settings import changed_settings
 from capsedge.spec import limits
 
@@ -89,7 +89,7 @@ def read_state(
             for name in expected:
                 _compare(name, state.get(name), expected[name], len(history) * steps)
                 _check_steps(state[name], len(history) * steps)
-        except (_Foreign, Malformed) as error:
+        except (_Foreign, MalformedJson) as error:
             raise _damaged(path, f"{error}") from error
         except (BadArchive, BadPickle) as error:
             raise unreadable(path, error) from error

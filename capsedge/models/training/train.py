@@ -7,20 +7,19 @@ import io
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from capsedge.datasets import ImageSet
-from capsedge.errors import ParityError, UsageError
+from capsedge.errors import EnvironmentProblem, ParityError, UsageError
 from capsedge.models import CapsuleModel, build
 from capsedge.models.checkpoint import save_checkpoint
 from capsedge.models.configs import ModelConfig
-from capsedge.models.training.device import check_device, on_cpu
 from capsedge.models.training.evaluate import count_correct, to_input, typical_input_of_training
 from capsedge.models.training.losses import batch_loss, fast_math
 from capsedge.models.training.recipe import TRAINING_KEY, Recipe
@@ -30,9 +29,9 @@ from capsedge.models.training.transfer import shared_weights
 from capsedge.runtime.files import reading
 from capsedge.runtime.files.json_documents import dump
 from capsedge.runtime.files.writing import check_writable, make_folder, write_bytes, write_text
-from capsedge.runtime.origin import TRAINING_SPLIT_KEY, TrainingSplit
+from capsedge.runtime.metadata.origin import TRAINING_SPLIT_KEY, TrainingSplit
+from capsedge.runtime.metadata.typical_input import TYPICAL_INPUT_KEY, TypicalInput
 from capsedge.runtime.progress import Progress, silent
-from capsedge.runtime.typical_input import TYPICAL_INPUT_KEY, TypicalInput
 
 # --- The training loop ---
 
@@ -397,3 +396,34 @@ def _parts(
 def _without_time(line: dict[str, Any]) -> dict[str, Any]:
     """An epoch's line without machine-dependent values, so that equal runs make equal files."""
     return {name: value for name, value in line.items() if name != "seconds"}
+
+
+# --- Devices ---
+
+
+def check_device(device: str) -> None:
+    """Raise unless the device exists.
+
+    Raises:
+        UsageError: the name is unknown.
+        EnvironmentProblem: PyTorch finds no GPU.
+    """
+    if device not in ("cpu", "cuda"):
+        raise UsageError(f"Unknown device '{device}'.", "", "Choose one of: cpu, cuda.")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise EnvironmentProblem(
+            "PyTorch finds no GPU.",
+            "It is not built for CUDA, or there is none.",
+            "Leave out --device, or install PyTorch for CUDA.",
+        )
+
+
+def on_cpu(value: Any) -> Any:
+    """A state with its tensors in main memory, so that it can be read without the device."""
+    if isinstance(value, Tensor):
+        return value.cpu()
+    if isinstance(value, Mapping):
+        return {key: on_cpu(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(on_cpu(each) for each in value)
+    return value

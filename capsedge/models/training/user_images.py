@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from capsedge.datasets import ImageSet, class_names, colour_of, read_split, side_of
 from capsedge.errors import UsageError
 from capsedge.models.configs import ModelConfig
-from capsedge.runtime.metadata import Preprocessing
+from capsedge.runtime.metadata.metadata import Preprocessing
 
 SMALL_GREY, OTHER = "digits-attention", "photos"  # default models
 SMALL, LARGER = 48, 64  # pixels: images with a shorter side count as small; input size for others

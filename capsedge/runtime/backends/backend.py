@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
-from capsedge.runtime.engine_metadata import EngineMetadata
 from capsedge.runtime.files.formats import is_engine
-from capsedge.runtime.metadata import ModelMetadata
+from capsedge.runtime.metadata.engine_metadata import EngineMetadata
+from capsedge.runtime.metadata.metadata import ModelMetadata
 from capsedge.runtime.onnx_file.summary import read_bytes
 from capsedge.runtime.runtime_options import RuntimeOptions
 

@@ -28,7 +28,13 @@ from capsedge.runtime.backends.native_library import (
 from capsedge.runtime.backends.onnxruntime_session import CUDA as CUDA_PROVIDER
 from capsedge.runtime.backends.onnxruntime_session import NoKernelsHere, SessionSettings
 from capsedge.runtime.cuda_kernels import CUDA, HOW_TO_GET, code_for, find_cuda_kernels
-from capsedge.runtime.onnx_file.structure import Graph, Node, Structure, Value, structure_of
+from capsedge.runtime.onnx_file.structure import (
+    GraphStructure,
+    Node,
+    Structure,
+    ValueInfo,
+    structure_of,
+)
 from capsedge.runtime.onnx_file.summary import OnnxSummary
 from capsedge.spec.operators import DOMAIN, OPERATORS, operator_of
 
@@ -223,13 +229,13 @@ def _capsedge_nodes(structure: Structure) -> Iterable[Node]:
         yield from (node for node in graph.walk() if node.domain == DOMAIN)
 
 
-def _values(graph: Graph) -> dict[str, Value]:
+def _values(graph: GraphStructure) -> dict[str, ValueInfo]:
     """What the file states of the graph's values, by name."""
     stated = (*graph.values, *graph.outputs, *graph.inputs, *graph.initializers)
     return {value.name: value for value in stated}
 
 
-def _refusal(node: Node, known: Mapping[str, Value], library: Path) -> str:
+def _refusal(node: Node, known: Mapping[str, ValueInfo], library: Path) -> str:
     """Why the kernels do not take a node; empty if they do."""
     operator = OPERATORS.get(operator_of(node.op))
     if operator is None or not operator.has_cuda_kernel:
@@ -250,7 +256,7 @@ def _refusal(node: Node, known: Mapping[str, Value], library: Path) -> str:
     return cuda_node(library, node.op, node.attributes, inputs).refused()
 
 
-def _sizes(value: Value, dimensions: Sequence[str]) -> list[int] | None:
+def _sizes(value: ValueInfo, dimensions: Sequence[str]) -> list[int] | None:
     """The sizes of an input, any size of the batch as 1; None if another size is not known.
 
     Dimensions that ``...`` stands for may have any size.

@@ -47,21 +47,21 @@ from capsedge.runtime.backends.onnxruntime_session import (
     parse_version,
     version_text,
 )
-from capsedge.runtime.engine_metadata import EngineMetadata
 from capsedge.runtime.files.writing import temporary_folder
-from capsedge.runtime.metadata import ModelMetadata
+from capsedge.runtime.metadata.engine_metadata import EngineMetadata
+from capsedge.runtime.metadata.metadata import ModelMetadata
+from capsedge.runtime.metadata.table_indices import (
+    InputBounds,
+    bounded_ports,
+    explained,
+    read_inputs_property,
+)
 from capsedge.runtime.onnx_file import summary as onnx_file
 from capsedge.runtime.onnx_file.large_tables import STAND_IN, Split, split_tables
 from capsedge.runtime.onnx_file.structure import read_structure
 from capsedge.runtime.onnx_file.summary import OnnxSummary
 from capsedge.runtime.onnx_file.training_mode import refuse_training
 from capsedge.runtime.runtime_options import RuntimeOptions
-from capsedge.runtime.table_indices import (
-    InputBounds,
-    bounded_ports,
-    explained,
-    read_inputs_property,
-)
 from capsedge.spec.operators import DOMAIN
 
 if TYPE_CHECKING:

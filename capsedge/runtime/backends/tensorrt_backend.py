@@ -36,9 +36,9 @@ from capsedge.runtime.backends.device_array import (
 )
 from capsedge.runtime.backends.tensorrt_engine import EngineSizes, LoadedEngine
 from capsedge.runtime.backends.tensorrt_slots import CONTEXTS, Capturing, Slot, Slots
-from capsedge.runtime.engine_metadata import EngineMetadata
+from capsedge.runtime.metadata.engine_metadata import EngineMetadata
+from capsedge.runtime.metadata.table_indices import bounded_ports, read_inputs_property
 from capsedge.runtime.runtime_options import RuntimeOptions
-from capsedge.runtime.table_indices import bounded_ports, read_inputs_property
 
 
 class TensorRTBackend:

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from capsedge.errors import ArtefactError, EnvironmentProblem
-from capsedge.runtime import engine_metadata as metadata_files
 from capsedge.runtime.backends import engine_layers
 from capsedge.runtime.backends.backend import Port
 from capsedge.runtime.backends.cuda import Cuda, load_cuda
@@ -24,6 +23,7 @@ from capsedge.runtime.backends.tensorrt_library import (
     tensorrt_logger,
 )
 from capsedge.runtime.backends.tensorrt_rtx import import_for
+from capsedge.runtime.metadata import engine_metadata as metadata_files
 
 _DTYPES = {
     "FLOAT": "float32",

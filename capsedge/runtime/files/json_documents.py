@@ -2,7 +2,7 @@
 
 This is the only reader of models' metadata, engines' metadata files, configurations, calibration
 tables and headers. `parse` returns plain values within the limits; `decode` turns them into a
-dataclass, whose annotations are the schema. Every defect of a document raises `Malformed`. `dump`
+dataclass, whose annotations are the schema. Every defect of a document raises `MalformedJson`. `dump`
 writes what `parse` reads.
 """
 
@@ -30,7 +30,7 @@ _NAMES = {
 }  # fmt: skip
 
 
-class Malformed(ValueError):
+class MalformedJson(ValueError):
     """A document from a file is invalid; the message states where and why."""
 
 
@@ -39,7 +39,7 @@ def read(path: Path, most: int = limits.JSON_VALUES) -> Any:
 
     Raises:
         UsageError: it cannot be read.
-        Malformed: as for `parse`.
+        MalformedJson: as for `parse`.
     """
     with open_regular_file(path) as file:
         return parse(file.read(limits.JSON_BYTES + 1), most=most)
@@ -55,18 +55,18 @@ def parse(data: bytes | str, nan: Nan = "refuse", most: int = limits.JSON_VALUES
         most: values that it may have.
 
     Raises:
-        Malformed: it is not JSON, exceeds the limits, or names a key twice.
+        MalformedJson: it is not JSON, exceeds the limits, or names a key twice.
     """
     if len(data) > limits.JSON_BYTES:
-        raise Malformed(f"it has over {limits.JSON_BYTES // limits.MIB} MiB")
+        raise MalformedJson(f"it has over {limits.JSON_BYTES // limits.MIB} MiB")
     constant = _NUMBERS[nan]
     try:
         text = data if isinstance(data, str) else data.decode()
     except UnicodeDecodeError as error:
-        raise Malformed("it is not UTF-8") from error
+        raise MalformedJson("it is not UTF-8") from error
     # Every value except the first follows one of these, so no list that is too long is ever built.
     if sum(map(text.count, ",[{")) >= most:
-        raise Malformed(f"it has over {most:,} values")
+        raise MalformedJson(f"it has over {most:,} values")
     try:
         values = json.loads(
             text,
@@ -76,9 +76,9 @@ def parse(data: bytes | str, nan: Nan = "refuse", most: int = limits.JSON_VALUES
             object_pairs_hook=_unique,
         )
     except RecursionError as error:
-        raise Malformed(f"it is nested over {limits.JSON_DEPTH} deep") from error
+        raise MalformedJson(f"it is nested over {limits.JSON_DEPTH} deep") from error
     except json.JSONDecodeError as error:
-        raise Malformed(f"it is not JSON: {error}") from error
+        raise MalformedJson(f"it is not JSON: {error}") from error
     return check(values, finite=nan != "keep", most=most)
 
 
@@ -101,8 +101,8 @@ def check(values: Any, finite: bool = True, most: int = limits.JSON_VALUES) -> A
     """Check plain values from a source other than JSON against the same limits.
 
     Raises:
-        Malformed: there are values other than strings, numbers, true, false, null, lists and objects, or too
-            many values.
+        MalformedJson: there are values other than strings, numbers, true, false, null, lists and objects, or
+            too many values.
     """
     left = most
     rows = [iter((values,))]  # one per depth
@@ -110,29 +110,29 @@ def check(values: Any, finite: bool = True, most: int = limits.JSON_VALUES) -> A
         for value in rows[-1]:
             left -= 1
             if left < 0:
-                raise Malformed(f"it has over {most:,} values")
+                raise MalformedJson(f"it has over {most:,} values")
             kind = type(value)
             if kind is str:
                 _check_text(value)
             elif kind is int:
                 if value not in _INTEGERS:
-                    raise Malformed("it has a number of over 64 bits")
+                    raise MalformedJson("it has a number of over 64 bits")
             elif kind is float:
                 if finite and not math.isfinite(value):
-                    raise Malformed("it has a number that is not finite")
+                    raise MalformedJson("it has a number that is not finite")
             elif kind in (dict, list, tuple):
                 if len(rows) >= limits.JSON_DEPTH:
-                    raise Malformed(f"it is nested over {limits.JSON_DEPTH} deep")
+                    raise MalformedJson(f"it is nested over {limits.JSON_DEPTH} deep")
                 if kind is dict:
                     for key in value:
                         if type(key) is not str:
-                            raise Malformed("it has a key that is not a string")
+                            raise MalformedJson("it has a key that is not a string")
                         _check_text(key)
                     value = value.values()
                 rows.append(iter(value))
                 break
             elif kind is not bool and value is not None:
-                raise Malformed(f"it has a value of the type {kind.__name__}")
+                raise MalformedJson(f"it has a value of the type {kind.__name__}")
         else:
             rows.pop()
     return values
@@ -143,19 +143,19 @@ def _check_text(text: str) -> None:
         try:
             text.encode()
         except UnicodeEncodeError:
-            raise Malformed("it has half a surrogate pair") from None
+            raise MalformedJson("it has half a surrogate pair") from None
 
 
 def _integer(digits: str) -> int:
     if len(digits) > _INTEGER_DIGITS:
-        raise Malformed("it has a number of over 64 bits")
+        raise MalformedJson("it has a number of over 64 bits")
     return int(digits)
 
 
 def _finite(digits: str) -> float:
     value = float(digits)
     if not math.isfinite(value):
-        raise Malformed(f"it has the number {_short(digits)}")
+        raise MalformedJson(f"it has the number {_short(digits)}")
     return value
 
 
@@ -175,7 +175,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen: set[str] = set()
         for key, _ in pairs:
             if key in seen:
-                raise Malformed(f"it names '{_short(key)}' twice")
+                raise MalformedJson(f"it names '{_short(key)}' twice")
             seen.add(key)
     return found
 
@@ -191,7 +191,7 @@ def decode(kind: type[T], values: Any, name: str = "") -> T:
         name: the name of the value in errors; empty for the whole document.
 
     Raises:
-        Malformed: a field is missing, unknown or of another type, or the class refuses its value.
+        MalformedJson: a field is missing, unknown or of another type, or the class refuses its value.
     """
     return typing.cast(T, _decode(kind, values, name))
 
@@ -224,18 +224,18 @@ def _object(kind: Any, value: Any, name: str) -> Any:
     fields = {field.name: field for field in dataclasses.fields(kind)}
     for key in value:
         if key not in fields:
-            raise Malformed(f"unknown: {_join(name, _short(key))}")
+            raise MalformedJson(f"unknown: {_join(name, _short(key))}")
     for key, field in fields.items():
         free = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if free and key not in value:
-            raise Malformed(f"missing: {_join(name, key)}")
+            raise MalformedJson(f"missing: {_join(name, key)}")
     decoded = {k: _decode(annotations[k], v, _join(name, k)) for k, v in value.items()}
     try:
         return kind(**decoded)
     except ValueError as error:  # raised by the class's own checks
-        if isinstance(error, Malformed):
+        if isinstance(error, MalformedJson):
             raise
-        raise Malformed(f"{name}: {error}" if name else str(error)) from error
+        raise MalformedJson(f"{name}: {error}" if name else str(error)) from error
 
 
 def _alternative(kinds: tuple[Any, ...], value: Any, name: str) -> Any:
@@ -263,7 +263,7 @@ def _sequence(origin: Any, arguments: tuple[Any, ...], value: Any, name: str) ->
             return origin(value)
         kinds = [arguments[0]] * len(value)
     elif len(value) != len(arguments):
-        raise Malformed(f"{name} has {len(value)} values, wanted {len(arguments)}")
+        raise MalformedJson(f"{name} has {len(value)} values, wanted {len(arguments)}")
     else:
         kinds = list(arguments)
     return origin(
@@ -280,6 +280,6 @@ def _short(text: str, most: int = 80) -> str:
     return text if len(text) <= most else text[:most] + "..."
 
 
-def _wrong(name: str, value: Any, wanted: str) -> Malformed:
+def _wrong(name: str, value: Any, wanted: str) -> MalformedJson:
     found = _NAMES.get(type(value), type(value).__name__)
-    return Malformed(f"{_short(name) or 'the document'} is {found}, wanted {wanted}")
+    return MalformedJson(f"{_short(name) or 'the document'} is {found}, wanted {wanted}")

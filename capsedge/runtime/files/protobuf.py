@@ -14,7 +14,7 @@ VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 _WIDTHS = {FIXED32: 4, FIXED64: 8}
 
 
-class Malformed(Exception):
+class MalformedProtobuf(Exception):
     """The bytes are not a valid message."""
 
 
@@ -28,7 +28,7 @@ class Wire:
     Attributes:
         seen: fields so far.
 
-    Every method raises ``Malformed`` for bytes that are not valid.
+    Every method raises ``MalformedProtobuf`` for bytes that are not valid.
     """
 
     def __init__(self, data: bytes, most: int = limits.WIRE_FIELDS) -> None:
@@ -42,7 +42,7 @@ class Wire:
         while at < end:
             self.seen += 1
             if self.seen > self._most:
-                raise Malformed(f"it has more than {self._most:,} fields")
+                raise MalformedProtobuf(f"it has more than {self._most:,} fields")
             tag = data[at]
             if tag < 0x80:
                 at += 1
@@ -55,7 +55,7 @@ class Wire:
             elif wire == BYTES:
                 length, at = self.varint(at, end)
                 if length > end - at:
-                    raise Malformed(
+                    raise MalformedProtobuf(
                         f"a field at byte {at} needs {length:,} bytes and {end - at:,} are left"
                     )
                 yield tag >> 3, wire, at, at + length
@@ -63,11 +63,11 @@ class Wire:
             elif wire in _WIDTHS:
                 width = _WIDTHS[wire]
                 if width > end - at:
-                    raise Malformed(f"it ends inside the field at byte {at}")
+                    raise MalformedProtobuf(f"it ends inside the field at byte {at}")
                 yield tag >> 3, wire, at, at + width
                 at += width
             else:
-                raise Malformed(f"a field at byte {at} has the unknown wire type {wire}")
+                raise MalformedProtobuf(f"a field at byte {at} has the unknown wire type {wire}")
 
     def messages(self, start: int, end: int) -> Iterator[tuple[int, int, int]]:
         """The length-delimited fields alone."""
@@ -100,7 +100,7 @@ class Wire:
         """A field's number and wire type: 32 bits to protobuf, which drops any others."""
         tag, after = self.varint(at, end)
         if tag >= 1 << 32 or tag >> 7 * (after - at - 1) == 0:
-            raise Malformed(f"the tag at byte {at} is too long")
+            raise MalformedProtobuf(f"the tag at byte {at} is too long")
         return tag, after
 
     def varint(self, at: int, end: int) -> tuple[int, int]:
@@ -108,15 +108,15 @@ class Wire:
         value = 0
         for shift in range(0, 70, 7):
             if at >= end:
-                raise Malformed(f"it ends at byte {at}, inside a number")
+                raise MalformedProtobuf(f"it ends at byte {at}, inside a number")
             byte = self.data[at]
             at += 1
             value |= (byte & 0x7F) << shift
             if byte < 0x80:
                 if value >= 1 << 64:
-                    raise Malformed(f"a number at byte {at} has more than 64 bits")
+                    raise MalformedProtobuf(f"a number at byte {at} has more than 64 bits")
                 return value, at
-        raise Malformed(f"a number at byte {at} does not end")
+        raise MalformedProtobuf(f"a number at byte {at} does not end")
 
     def end_of_number(self, start: int) -> int:
         """Where a number whose tag is at ``start`` ends; models have only number fields and length-delimited

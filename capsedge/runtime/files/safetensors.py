@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from capsedge.errors import ArtefactError
-from capsedge.runtime.files.json_documents import Malformed, decode, parse
+from capsedge.runtime.files.json_documents import MalformedJson, decode, parse
 from capsedge.runtime.files.reading import file_size, open_regular_file
 from capsedge.spec import limits
 
@@ -80,28 +80,28 @@ def read_header(file: BufferedReader) -> Header:
     """Read and check the header of an open file.
 
     Raises:
-        Malformed: it is not a safetensors file, is truncated, or exceeds the limits.
+        MalformedJson: it is not a safetensors file, is truncated, or exceeds the limits.
     """
     length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
     room = file_size(file) - _LENGTH_BYTES
     if length > room:
-        raise Malformed(f"its header claims {length:,} bytes, {max(room, 0):,} follow")
+        raise MalformedJson(f"its header claims {length:,} bytes, {max(room, 0):,} follow")
     if length > limits.JSON_BYTES:
-        raise Malformed(f"its header has {length:,} bytes, the limit is {limits.JSON_BYTES:,}")
+        raise MalformedJson(f"its header has {length:,} bytes, the limit is {limits.JSON_BYTES:,}")
     values: Any = parse(file.read(length))
     if type(values) is not dict:
-        raise Malformed("its header is not an object")
+        raise MalformedJson("its header is not an object")
     if len(values) > limits.TENSORS:
-        raise Malformed(f"it has {len(values):,} tensors, the limit is {limits.TENSORS:,}")
+        raise MalformedJson(f"it has {len(values):,} tensors, the limit is {limits.TENSORS:,}")
     metadata = decode(dict[str, str], values.pop(_METADATA, {}), _METADATA)
     tensors = decode(dict[str, StoredTensor], values, "tensors")
     at = 0
     for tensor in sorted(tensors.values(), key=lambda t: t.data_offsets):
         if tensor.data_offsets[0] != at:
-            raise Malformed("its tensors overlap or leave gaps")
+            raise MalformedJson("its tensors overlap or leave gaps")
         at = tensor.data_offsets[1]
     if at != room - length:
-        raise Malformed(f"its tensors have {at:,} bytes, the file has {room - length:,}")
+        raise MalformedJson(f"its tensors have {at:,} bytes, the file has {room - length:,}")
     return Header(metadata, tensors)
 
 
@@ -120,12 +120,12 @@ def field(
         most: characters that its text may have.
 
     Raises:
-        Malformed: it is damaged.
+        MalformedJson: it is damaged.
     """
     if key not in metadata:
         return None
     if len(metadata[key]) > most:
-        raise Malformed(f"'{key}' has over {most} characters")
+        raise MalformedJson(f"'{key}' has over {most} characters")
     return decode(kind, parse(metadata[key]), key)
 
 
@@ -151,5 +151,5 @@ def field_of(
     try:
         with open_regular_file(path) as file:
             return field(kind, read_header(file).metadata, key, most)
-    except Malformed as error:
+    except MalformedJson as error:
         raise ArtefactError(f"{path} does not record {lacking}.", f"{error}.", fix) from error

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from capsedge.errors import EnvironmentProblem
-from capsedge.runtime.files.json_documents import Malformed, check
+from capsedge.runtime.files.json_documents import MalformedJson, check
 from capsedge.runtime.files.reading import open_regular_file
 from capsedge.spec import limits
 
@@ -22,17 +22,17 @@ def read_toml(path: Path | str, fix: str) -> dict[str, Any]:
 
     Raises:
         UsageError: it cannot be opened.
-        Malformed: it is not TOML, too large, or has other values.
+        MalformedJson: it is not TOML, too large, or has other values.
         EnvironmentProblem: Python is older than 3.11 and tomli is not installed.
     """
     with open_regular_file(path, fix) as file:
         data = file.read(_MOST + 1)
     if len(data) > _MOST:
-        raise Malformed(f"it has over {_MOST // limits.MIB} MiB")
+        raise MalformedJson(f"it has over {_MOST // limits.MIB} MiB")
     try:
         return dict(check(_parsed(data)))
     except (ValueError, RecursionError) as error:
-        raise Malformed(f"{error}") from error
+        raise MalformedJson(f"{error}") from error
 
 
 def _parsed(data: bytes) -> dict[str, Any]:

@@ -27,8 +27,14 @@ from capsedge.runtime.images.decoding import (
 )
 from capsedge.runtime.images.headers import SUFFIXES, is_image_name
 from capsedge.runtime.images.preprocessing import KINDS, check_layout, of_type, pixel_batch, prepare
-from capsedge.runtime.metadata import ModelMetadata, Preprocessing
-from capsedge.runtime.tensors import LARGEST, AnyArray, as_array, checked_input, stack_images
+from capsedge.runtime.metadata.metadata import ModelMetadata, Preprocessing
+from capsedge.runtime.session.tensors import (
+    LARGEST,
+    AnyArray,
+    as_array,
+    checked_input,
+    stack_images,
+)
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from capsedge.errors import ShapeError, UsageError
 from capsedge.runtime.images.decoding import check_size, read_pixels
-from capsedge.runtime.metadata import Preprocessing
+from capsedge.runtime.metadata.metadata import Preprocessing
 
 # --- Resizing, as in docs/reference/runtime.md ("Resizing") ---
 

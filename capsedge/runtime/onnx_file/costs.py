@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from capsedge.runtime.onnx_file.structure import BITS, Graph, Node, Shape, Value
+from capsedge.runtime.onnx_file.structure import BITS, GraphStructure, Node, Shape, ValueInfo
 from capsedge.spec import limits
 from capsedge.spec.operators import DENSE, OPERATORS, ROUTING_OPERATORS, VOTES_AS_INPUT, Operator
 
@@ -121,10 +121,10 @@ _ROUNDS = 3
 class Sizes:
     """Shapes with numbers in place of names."""
 
-    def __init__(self, graph: Graph, batch: int) -> None:
+    def __init__(self, graph: GraphStructure, batch: int) -> None:
         stored = {value.name for value in graph.initializers}
         everything = (*graph.values, *graph.inputs, *graph.outputs, *graph.initializers)
-        self._declared: dict[str, Value] = {value.name: value for value in everything}
+        self._declared: dict[str, ValueInfo] = {value.name: value for value in everything}
         self._numbers: dict[str, int] = {
             value.shape[0]: batch
             for value in graph.inputs

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from capsedge.errors import UnsupportedModelError, UsageError
-from capsedge.runtime.cascade_metadata import CASCADE_KEY
 from capsedge.runtime.files.text import format_bytes
+from capsedge.runtime.metadata.cascade_metadata import CASCADE_KEY
 from capsedge.runtime.onnx_file.costs import VIEWS, Sizes, Tensor, cost
 from capsedge.runtime.onnx_file.layer_map import locate
-from capsedge.runtime.onnx_file.structure import Graph, Node, read_structure
+from capsedge.runtime.onnx_file.structure import GraphStructure, Node, read_structure
 from capsedge.runtime.result_summary import Report, Table, short
 from capsedge.spec import limits
 
@@ -257,7 +257,7 @@ def forecast(path: Path | str, batch: int = 1, device: str | None = None) -> For
     )
 
 
-def _unknown(path: Path | str, graph: Graph, missing: list[str]) -> UnknownSizes:
+def _unknown(path: Path | str, graph: GraphStructure, missing: list[str]) -> UnknownSizes:
     """The error for values of unknown size: free sizes of the inputs, or a file that does not state them."""
     stored = {value.name for value in graph.initializers}
     for value in graph.inputs:

@@ -25,7 +25,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from capsedge.runtime.onnx_file.structure import Graph, Node, Structure
+from capsedge.runtime.onnx_file.structure import GraphStructure, Node, Structure
 from capsedge.spec.operators import (
     DOMAIN,
     OPERATORS,
@@ -113,7 +113,7 @@ def is_capsule_file(model: Structure) -> bool:
     )
 
 
-def locate(model: Structure, running: Graph) -> list[Location]:
+def locate(model: Structure, running: GraphStructure) -> list[Location]:
     """The place of every operator of the running graph, in its order.
 
     Args:
@@ -188,7 +188,7 @@ def _inside(
     return Location(layer, ROUTING, first)
 
 
-def _iterations(running: Graph, instances: list[_Instance | None]) -> dict[_Instance, int]:
+def _iterations(running: GraphStructure, instances: list[_Instance | None]) -> dict[_Instance, int]:
     """Iterations of every inlined procedure that iterates; operators after the last one belong to it."""
     most: dict[_Instance, int] = {}
     for node, instance in zip(running.nodes, instances, strict=True):
@@ -215,7 +215,7 @@ def _record_end(
     ended[value] = mark.iteration if mark is not None and last else before
 
 
-def _between(running: Graph, found: list[Location]) -> list[Location]:
+def _between(running: GraphStructure, found: list[Location]) -> list[Location]:
     """Assign operators between two routing layers (a reshape) to the first one, not to the classifier."""
     leads_to_routing: set[str] = set()
     result = list(found)
@@ -235,7 +235,7 @@ def _group_outside(layer: str, routed: bool) -> str:
     return DECODER if layer.startswith("decoder") else CLASSIFIER
 
 
-def _votes(running: Graph, instances: list[_Instance | None]) -> dict[_Instance, set[str]]:
+def _votes(running: GraphStructure, instances: list[_Instance | None]) -> dict[_Instance, set[str]]:
     """Values from which the votes are computed: those before the second operand of the first weighted sum."""
     producer = {o: k for k, node in enumerate(running.nodes) for o in node.outputs}
     first: dict[_Instance, int] = {}
@@ -258,7 +258,7 @@ def _votes(running: Graph, instances: list[_Instance | None]) -> dict[_Instance,
 
 
 def _nearest_product(
-    running: Graph, producer: dict[str, int], instances: list[_Instance | None], k: int
+    running: GraphStructure, producer: dict[str, int], instances: list[_Instance | None], k: int
 ) -> int | None:
     """The nearest matrix product before an operator, in the same procedure."""
     instance, front, seen = instances[k], [k], set()
@@ -278,7 +278,7 @@ def _nearest_product(
 
 
 def _before(
-    running: Graph,
+    running: GraphStructure,
     producer: dict[str, int],
     instances: list[_Instance | None],
     instance: _Instance,
@@ -320,7 +320,7 @@ def _iterates(instance: _Instance) -> bool:
 
 
 def _names(
-    written: Graph, instances: list[_Instance | None], running: Graph
+    written: GraphStructure, instances: list[_Instance | None], running: GraphStructure
 ) -> dict[_Instance, str]:
     """The layer of every procedure: that of the written node's weight, node and procedure matched in
     order."""
@@ -374,7 +374,7 @@ class _Written:
     others: dict[str, str] = field(default_factory=dict)
 
 
-def _layers_of_values(graph: Graph) -> _Written:
+def _layers_of_values(graph: GraphStructure) -> _Written:
     written, routed = _Written(), set[str]()
     stored = {value.name for value in graph.initializers}
     stored |= {o for node in graph.nodes if node.op == "Constant" for o in node.outputs}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -12,8 +13,8 @@ from numpy.typing import NDArray
 
 from capsedge.errors import ArtefactError, CapsedgeError
 from capsedge.runtime.files.formats import is_engine
-from capsedge.runtime.files.protobuf import BYTES, Malformed
-from capsedge.runtime.finite import DIVERGED, NotFinite, listed, not_finite
+from capsedge.runtime.files.protobuf import BYTES, MalformedProtobuf
+from capsedge.runtime.files.text import printable
 from capsedge.runtime.onnx_file.summary import read_bytes, summarize
 from capsedge.runtime.onnx_file.wire import MODEL, FieldValues, Message, Walker, number_of
 from capsedge.spec import onnx_wire
@@ -103,7 +104,7 @@ def _read(data: bytes) -> _StoredReader:
     reader = _StoredReader(data)
     try:
         reader.walk(MODEL, 0, len(data))
-    except (Malformed, UnicodeDecodeError) as error:
+    except (MalformedProtobuf, UnicodeDecodeError) as error:
         raise ArtefactError(
             "The file is not a complete ONNX file.",
             f"Read as one, {error}.",
@@ -160,7 +161,11 @@ class _StoredReader(Walker):
                 if math.prod(sizes) != values.size:
                     continue
                 values = values.reshape(sizes)
-            except (Malformed, ValueError, OverflowError):  # whoever runs the file refuses it
+            except (
+                MalformedProtobuf,
+                ValueError,
+                OverflowError,
+            ):  # whoever runs the file refuses it
                 continue
             yield Stored(name, values)
 
@@ -196,9 +201,62 @@ def _unpacked(packed: bytes) -> NDArray[np.uint64]:
     ends = np.flatnonzero(read < 0x80)
     if not len(ends) or ends[-1] != len(read) - 1:
         if len(read):
-            raise Malformed("a list of numbers ends inside one")
+            raise MalformedProtobuf("a list of numbers ends inside one")
         return np.zeros(0, np.uint64)
     starts = np.append(0, ends[:-1] + 1)
     place = np.arange(len(read)) - np.repeat(starts, ends - starts + 1)
     bits = (read & 0x7F).astype(np.uint64) << (7 * np.minimum(place, 9)).astype(np.uint64)
     return np.add.reduceat(bits, starts)
+
+
+DIVERGED = (
+    "Training diverged: take an earlier checkpoint, or train again with a lower learning rate and an "
+    "epsilon below the square root of squash."
+)
+_LISTED = 5
+
+
+@dataclass(frozen=True)
+class NotFinite:
+    """A stored tensor with values that are not finite.
+
+    Attributes:
+        name, shape: of the tensor.
+        count: how many of its values are not finite.
+        first: the position of the first of these.
+        value: the first: ``nan``, ``inf`` or ``-inf``.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    count: int
+    first: tuple[int, ...]
+    value: str
+
+    def __str__(self) -> str:
+        return (
+            f"{printable(self.name)} {list(self.shape)}: {self.count} of {math.prod(self.shape)}, "
+            f"the first is {self.value} at {list(self.first)}"
+        )
+
+
+def not_finite(name: str, values: NDArray[Any], infinite: bool = False) -> NotFinite | None:
+    """The values of a tensor that are not finite; None if all are.
+
+    Args:
+        infinite: whether its values may be infinite, as those of a mask.
+    """
+    if not np.issubdtype(values.dtype, np.floating):
+        return None
+    bad = np.isnan(values) if infinite else ~np.isfinite(values)
+    count = int(np.count_nonzero(bad))
+    if not count:
+        return None
+    first = tuple(int(k) for k in np.unravel_index(int(bad.argmax()), bad.shape))
+    return NotFinite(name, values.shape, count, first, f"{float(values[first]):g}")
+
+
+def listed(lines: Sequence[object]) -> list[str]:
+    """The first lines, and the number of others."""
+    more = len(lines) - _LISTED
+    return [*map(str, lines[:_LISTED]), *([f"and {more} more"] if more > 0 else [])]

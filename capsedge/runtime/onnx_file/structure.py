@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from capsedge.errors import ArtefactError
-from capsedge.runtime.files.protobuf import BYTES, Malformed, Wire
+from capsedge.runtime.files.protobuf import BYTES, MalformedProtobuf, Wire
 from capsedge.runtime.onnx_file.order import Cyclic, sorted_nodes
 from capsedge.runtime.onnx_file.summary import read_bytes, summarize
 from capsedge.spec import limits, onnx_wire
@@ -29,7 +29,7 @@ Span = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Value:
+class ValueInfo:
     """A named tensor: a graph input or output, an intermediate value, or stored data."""
 
     name: str
@@ -55,7 +55,7 @@ class Node:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     attributes: dict[str, Any]
-    bodies: tuple[Graph, ...]
+    bodies: tuple[GraphStructure, ...]
 
     def integer(self, name: str, default: int) -> int:
         """An attribute; the default if it is missing or not a whole number."""
@@ -75,19 +75,19 @@ class Node:
 
 
 @dataclass
-class Graph:
+class GraphStructure:
     """A graph, a subgraph, or the body of a function."""
 
     name: str = ""
     domain: str = ""
     overload: str = ""
     nodes: list[Node] = field(default_factory=list)
-    inputs: list[Value] = field(default_factory=list)
-    outputs: list[Value] = field(default_factory=list)
-    values: list[Value] = field(default_factory=list)
-    initializers: list[Value] = field(default_factory=list)
+    inputs: list[ValueInfo] = field(default_factory=list)
+    outputs: list[ValueInfo] = field(default_factory=list)
+    values: list[ValueInfo] = field(default_factory=list)
+    initializers: list[ValueInfo] = field(default_factory=list)
 
-    def graphs(self) -> Iterator[Graph]:
+    def graphs(self) -> Iterator[GraphStructure]:
         """This graph and all nested bodies."""
         yield self
         for node in self.walk():
@@ -114,8 +114,8 @@ class Structure:
     opsets: dict[str, int]
     metadata: dict[str, str]
     external_data: bool
-    graph: Graph
-    functions: list[Graph]
+    graph: GraphStructure
+    functions: list[GraphStructure]
     training: list[str]
 
 
@@ -138,7 +138,7 @@ def structure_of(data: bytes, path: str = "the model") -> Structure:
     summary = summarize(data, path)
     try:
         graph, functions = _StructureReader(data).read()
-    except (Malformed, UnicodeDecodeError) as error:
+    except (MalformedProtobuf, UnicodeDecodeError) as error:
         raise ArtefactError(
             f"{path} is not a complete ONNX file.",
             f"Read as one, {error}.",
@@ -159,8 +159,8 @@ def structure_of(data: bytes, path: str = "the model") -> Structure:
 class _StructureReader(Wire):
     """Reads files that `summarize` has accepted."""
 
-    def read(self) -> tuple[Graph, list[Graph]]:
-        graph, functions = Graph(), []
+    def read(self) -> tuple[GraphStructure, list[GraphStructure]]:
+        graph, functions = GraphStructure(), []
         for number, a, b in self.messages(0, len(self.data)):
             if number == onnx_wire.MODEL_GRAPH:
                 graph = self.read_graph(a, b, 0)
@@ -174,7 +174,7 @@ class _StructureReader(Wire):
         """Refuse graphs with too many nodes."""
         self.nodes += 1
         if self.nodes > limits.GRAPH_NODES:
-            raise Malformed(f"it has over {limits.GRAPH_NODES:,} nodes")
+            raise MalformedProtobuf(f"it has over {limits.GRAPH_NODES:,} nodes")
 
     def integers(self, wire: int, a: int, b: int) -> list[int]:
         """A piece of a repeated integer field: one number, or a packed run of them."""
@@ -189,10 +189,10 @@ class _StructureReader(Wire):
     def floats(self, a: int, b: int) -> list[float]:
         piece = self.data[a : min(b, a + 4 * LONGEST_LIST)]
         if len(piece) % 4:
-            raise Malformed(f"a list of floats at byte {a} has an odd size")
+            raise MalformedProtobuf(f"a list of floats at byte {a} has an odd size")
         return [f for (f,) in struct.iter_unpack("<f", piece)]
 
-    def read_tensor(self, start: int, end: int) -> Value:
+    def read_tensor(self, start: int, end: int) -> ValueInfo:
         dims: list[int] = []
         name, kind = "", "undefined"
         for number, wire, a, b in self.fields(start, end):
@@ -203,10 +203,10 @@ class _StructureReader(Wire):
             elif number == onnx_wire.TENSOR_NAME and wire == BYTES:
                 name = self.text(a, b)
         if any(d < 0 for d in dims):
-            raise Malformed(f"tensor '{name}' has a negative dimension")
-        return Value(name, kind, _countable(name, tuple(dims)))
+            raise MalformedProtobuf(f"tensor '{name}' has a negative dimension")
+        return ValueInfo(name, kind, _countable(name, tuple(dims)))
 
-    def read_value(self, start: int, end: int) -> Value:
+    def read_value(self, start: int, end: int) -> ValueInfo:
         name, kind, shape = "", "not a tensor", None
         for number, a, b in self.messages(start, end):
             if number == onnx_wire.VALUE_NAME:
@@ -215,7 +215,7 @@ class _StructureReader(Wire):
                 for part, c, d in self.messages(a, b):
                     if part == onnx_wire.TYPE_TENSOR:
                         kind, shape = self.tensor_type(c, d)
-        return Value(name, kind, shape and _countable(name, shape))
+        return ValueInfo(name, kind, shape and _countable(name, shape))
 
     def tensor_type(self, start: int, end: int) -> tuple[str, Shape | None]:
         kind, shape = "undefined", None
@@ -238,11 +238,13 @@ class _StructureReader(Wire):
                 return self.text(a, b) or "?"
         return "?"
 
-    def read_attribute(self, start: int, end: int, depth: int) -> tuple[str, Any, list[Graph]]:
+    def read_attribute(
+        self, start: int, end: int, depth: int
+    ) -> tuple[str, Any, list[GraphStructure]]:
         name = ""
         content: Any = None
         numbers: list[Any] = []
-        bodies: list[Graph] = []
+        bodies: list[GraphStructure] = []
         for number, wire, a, b in self.fields(start, end):
             if number == onnx_wire.ATTRIBUTE_INTEGER:
                 content = _signed(a)
@@ -275,7 +277,7 @@ class _StructureReader(Wire):
         inputs: list[str] = []
         outputs: list[str] = []
         attributes: dict[str, Any] = {}
-        bodies: list[Graph] = []
+        bodies: list[GraphStructure] = []
         for number, a, b in self.messages(start, end):
             if number == onnx_wire.NODE_INPUT:
                 inputs.append(self.text(a, b))
@@ -299,10 +301,10 @@ class _StructureReader(Wire):
             bodies=tuple(bodies),
         )
 
-    def read_graph(self, start: int, end: int, depth: int) -> Graph:
+    def read_graph(self, start: int, end: int, depth: int) -> GraphStructure:
         if depth > DEEPEST:
-            raise Malformed(f"its graphs are nested more than {DEEPEST} deep")
-        graph = Graph()
+            raise MalformedProtobuf(f"its graphs are nested more than {DEEPEST} deep")
+        graph = GraphStructure()
         for number, a, b in self.messages(start, end):
             if number == onnx_wire.GRAPH_NODE:
                 self.count_node()
@@ -320,8 +322,8 @@ class _StructureReader(Wire):
         graph.nodes = _sorted(graph.nodes)
         return graph
 
-    def read_function(self, start: int, end: int) -> Graph:
-        graph = Graph()
+    def read_function(self, start: int, end: int) -> GraphStructure:
+        graph = GraphStructure()
         for number, a, b in self.messages(start, end):
             if number == onnx_wire.FUNCTION_NAME:
                 graph.name = self.text(a, b)
@@ -350,7 +352,7 @@ def _sorted(nodes: list[Node]) -> list[Node]:
     return [nodes[number] for number in order]
 
 
-def _read_in(graph: Graph) -> Iterator[str]:
+def _read_in(graph: GraphStructure) -> Iterator[str]:
     """All names that a body reads or returns; its own among them are harmless."""
     yield from (value.name for value in graph.outputs)
     for node in graph.walk():
@@ -366,7 +368,7 @@ def _countable(name: str, shape: Shape) -> Shape:
         len(shape) > limits.DIMENSIONS
         or math.prod(max(1, d) for d in sizes) > limits.VALUE_ELEMENTS
     ):
-        raise Malformed(f"'{name[:80]}' has a shape that fits no memory")
+        raise MalformedProtobuf(f"'{name[:80]}' has a shape that fits no memory")
     return shape
 
 

@@ -16,7 +16,7 @@ from typing import BinaryIO, ClassVar, NamedTuple
 
 from capsedge.errors import ArtefactError, UnsupportedModelError, UsageError
 from capsedge.runtime.files import formats, reading
-from capsedge.runtime.files.protobuf import Malformed
+from capsedge.runtime.files.protobuf import MalformedProtobuf
 from capsedge.runtime.onnx_file.wire import MODEL, FieldValues, Message, Walker, number_of
 from capsedge.spec import limits, onnx_wire
 from capsedge.spec.onnx_wire import DOMAINS
@@ -137,8 +137,8 @@ def summarize(data: bytes, name: str = "the model") -> OnnxSummary:
     try:
         summary = _Summarizer(data).model()
         if not summary.has_graph or not summary.ir_version:
-            raise Malformed("it has no graph")
-    except (Malformed, UnicodeDecodeError) as error:
+            raise MalformedProtobuf("it has no graph")
+    except (MalformedProtobuf, UnicodeDecodeError) as error:
         identified = formats.identify_content(data)
         if identified is not None and identified.key != "onnx":
             raise not_onnx(name, identified, name) from error
@@ -241,7 +241,7 @@ class _Summarizer(Walker):
 
     def model(self) -> OnnxSummary:
         if self.data[4:8] == onnx_wire.ORT_FORMAT.encode():
-            raise Malformed("it is also a file of ONNX Runtime's own format")
+            raise MalformedProtobuf("it is also a file of ONNX Runtime's own format")
         found = self.walk(MODEL, 0, len(self.data))
         summary = self.summary
         summary.ir_version = number_of(found, onnx_wire.MODEL_IR)
@@ -282,7 +282,7 @@ class _Summarizer(Walker):
     def _node(self, found: FieldValues, within: tuple[int, int]) -> None:
         self.nodes += 1
         if self.nodes > limits.GRAPH_NODES:
-            raise Malformed(f"it has more than {limits.GRAPH_NODES:,} nodes")
+            raise MalformedProtobuf(f"it has more than {limits.GRAPH_NODES:,} nodes")
         kind, domain = self.text_of(found, onnx_wire.NODE_TYPE, onnx_wire.NODE_DOMAIN)
         self.summary.operators.add(("" if domain == "ai.onnx" else domain, kind))
         if domain == DOMAIN:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from capsedge.errors import UnsupportedModelError
 from capsedge.runtime.files.text import printable
 from capsedge.runtime.onnx_file.stored_values import stored_numbers
-from capsedge.runtime.onnx_file.structure import Graph, Node, structure_of
+from capsedge.runtime.onnx_file.structure import GraphStructure, Node, structure_of
 from capsedge.runtime.onnx_file.summary import OnnxSummary
 
 STANDARD = ("", "ai.onnx")
@@ -102,7 +102,7 @@ def _passed_on(nodes: Sequence[Node], on: Mapping[str, bool]) -> dict[str, bool]
     return known
 
 
-def _reaching(graph: Graph, outputs: Sequence[str]) -> Iterator[Node]:
+def _reaching(graph: GraphStructure, outputs: Sequence[str]) -> Iterator[Node]:
     """The nodes whose values affect an output, with those of nested bodies."""
     maker = {name: node for node in graph.nodes for name in node.outputs if name}
     wanted, seen = list(outputs), set[int]()
@@ -120,7 +120,7 @@ def _reaching(graph: Graph, outputs: Sequence[str]) -> Iterator[Node]:
             wanted += _read_in(body)
 
 
-def _read_in(body: Graph) -> Iterator[str]:
+def _read_in(body: GraphStructure) -> Iterator[str]:
     for inner in body.graphs():
         yield from (value.name for value in inner.outputs)
         yield from (name for node in inner.nodes for name in node.inputs)

@@ -11,7 +11,7 @@ from capsedge.runtime.files.protobuf import (
     FIXED32,
     FIXED64,
     VARINT,
-    Malformed,
+    MalformedProtobuf,
     Wire,
     message,
 )
@@ -86,24 +86,26 @@ class Walker(Wire):
     def walk(self, message: Message, start: int, end: int, depth: int = 0) -> FieldValues:
         """Go through a message and all below it; the last value of each of its own fields."""
         if depth > limits.WIRE_DEPTH:
-            raise Malformed(f"its messages are nested more than {limits.WIRE_DEPTH} deep")
+            raise MalformedProtobuf(f"its messages are nested more than {limits.WIRE_DEPTH} deep")
         self._entered += 1
         if self._entered > limits.WIRE_MESSAGES:
-            raise Malformed(f"it has more than {limits.WIRE_MESSAGES:,} messages")
+            raise MalformedProtobuf(f"it has more than {limits.WIRE_MESSAGES:,} messages")
         found: FieldValues = {}
         known, visited, stood = message.fields, self.visited, 0
         for number, wire, a, b in self.fields(start, end):
             entry = known.get(number << 3 | wire)
             if entry is None:
-                raise Malformed(
+                raise MalformedProtobuf(
                     f"a {message.name} has a field {number} of wire type {wire} at byte {a}, "
                     "which the format lacks"
                 )
             if stood & entry.once:
-                raise Malformed(f"a {message.name} has its field {number} twice")
+                raise MalformedProtobuf(f"a {message.name} has its field {number} twice")
             stood |= entry.once
             if entry.narrow and (1 << 31) <= a < (1 << 64) - (1 << 31):
-                raise Malformed(f"a {message.name} has a number of over 32 bits in field {number}")
+                raise MalformedProtobuf(
+                    f"a {message.name} has a number of over 32 bits in field {number}"
+                )
             found[number] = a if wire == VARINT else (a, b)
             if entry.message is not None:
                 inner = self.walk(entry.message, a, b, depth + 1)

@@ -30,7 +30,7 @@ from capsedge.runtime.profiling.worker import (
 )
 from capsedge.runtime.progress import Progress, silent
 from capsedge.runtime.result_summary import distinct_names
-from capsedge.runtime.session import Session
+from capsedge.runtime.session.session import Session
 
 # Peers that cannot read ONNX functions.
 CONVERTED = {"openvino": "OpenVINO", "litert": "LiteRT", "mnn": "MNN"}

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
 from capsedge.runtime.backends.backend import Event, Feeds, ProfiledBackend, ProfiledRuns, Recording
-from capsedge.runtime.cascade_metadata import CASCADE_KEY
+from capsedge.runtime.metadata.cascade_metadata import CASCADE_KEY
 from capsedge.runtime.onnx_file.costs import Cost, Tensor, cost
 from capsedge.runtime.onnx_file.layer_map import Location, locate, locations_in, merge_locations
-from capsedge.runtime.onnx_file.structure import Graph, Node, Structure, read_structure
+from capsedge.runtime.onnx_file.structure import GraphStructure, Node, Structure, read_structure
 from capsedge.runtime.profiling.machine_peaks import Overheads, Peaks, overheads
 from capsedge.runtime.profiling.worker import timed_runs
-from capsedge.runtime.session import Session
+from capsedge.runtime.session.session import Session
 from capsedge.spec.operators import operator_of
 from capsedge.spec.vocabularies import ESCALATED
 
@@ -42,15 +42,15 @@ class Executed:
         bodies: the graph that each stands in.
     """
 
-    graph: Graph = field(default_factory=Graph)
-    bodies: list[Graph] = field(default_factory=list)
+    graph: GraphStructure = field(default_factory=GraphStructure)
+    bodies: list[GraphStructure] = field(default_factory=list)
 
 
-def executed(whole: Graph, kinds: Sequence[str]) -> Executed | None:
+def executed(whole: GraphStructure, kinds: Sequence[str]) -> Executed | None:
     """The operators with these types in this order; None if no choice of branches has them."""
     for candidate in _orders(whole):
         if [node.op for _, node in candidate] == list(kinds):
-            found = Executed(Graph(), [body for body, _ in candidate])
+            found = Executed(GraphStructure(), [body for body, _ in candidate])
             found.graph.nodes = [node for _, node in candidate]
             for body in {id(b): b for b in (whole, *found.bodies)}.values():
                 found.graph.initializers += body.initializers
@@ -63,10 +63,10 @@ def executed(whole: Graph, kinds: Sequence[str]) -> Executed | None:
 _MOST = 16  # combinations of branches that are tried
 
 
-def _orders(graph: Graph) -> Iterator[list[tuple[Graph, Node]]]:
-    orders: list[list[tuple[Graph, Node]]] = [[]]
+def _orders(graph: GraphStructure) -> Iterator[list[tuple[GraphStructure, Node]]]:
+    orders: list[list[tuple[GraphStructure, Node]]] = [[]]
     for node in graph.nodes:
-        taken: list[list[tuple[Graph, Node]]] = [[]]
+        taken: list[list[tuple[GraphStructure, Node]]] = [[]]
         if node.op == _BRANCHING:
             taken = [inner for body in node.bodies for inner in _orders(body)][:_MOST]
         orders = [[*o, *inner, (graph, node)] for o in orders for inner in taken][:_MOST]
@@ -112,13 +112,13 @@ def networks(written: Structure, running: Executed) -> list[str]:
     ]
 
 
-def _network(body: Graph, node: Node) -> str:
+def _network(body: GraphStructure, node: Node) -> str:
     if node.name.startswith(OUTSIDE_BRANCHES):
         return BETWEEN
     return LARGE if body.name == ESCALATED else SMALL
 
 
-def _written(graph: Graph, body: Graph) -> Graph:
+def _written(graph: GraphStructure, body: GraphStructure) -> GraphStructure:
     """The graph of the file that a graph was optimized from: the branch of its name, else the main one."""
     named = [b for node in graph.walk() for b in node.bodies if b.name and b.name == body.name]
     return named[0] if named else graph
@@ -303,7 +303,7 @@ def _assemble(
 
 def _locations(
     path: Path, recording: Recording, run: Sequence[Event]
-) -> tuple[Graph | None, list[Location], list[str]]:
+) -> tuple[GraphStructure | None, list[Location], list[str]]:
     """The operators of a run as a graph, if the backend reports it, with the place of each and its network in
     a cascade.
     """
@@ -363,7 +363,7 @@ def arena_peak(runs: list[list[Event]]) -> int | None:
     return max(event.arena or 0 for event in runs[0]) - before
 
 
-def _values(running: Graph, events: list[Event], feeds: Feeds) -> dict[str, Tensor]:
+def _values(running: GraphStructure, events: list[Event], feeds: Feeds) -> dict[str, Tensor]:
     """Shape and type of every value in the run."""
     values = {name: Tensor(str(array.dtype), array.shape) for name, array in feeds.items()}
     for stored in running.initializers:

@@ -33,7 +33,7 @@ from capsedge.runtime.profiling.timing import (
 from capsedge.runtime.profiling.worker import RunLimits, take_times, timed_runs
 from capsedge.runtime.progress import Progress, silent
 from capsedge.runtime.result_summary import LINES, Report, Table, short
-from capsedge.runtime.session import Session
+from capsedge.runtime.session.session import Session
 from capsedge.spec.version import VERSION
 
 if TYPE_CHECKING:

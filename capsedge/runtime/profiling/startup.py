@@ -26,7 +26,7 @@ from capsedge.runtime.profiling.worker import (
     graphs_argument,
     ops_argument,
 )
-from capsedge.runtime.session import Session
+from capsedge.runtime.session.session import Session
 
 # --- The driver of a worker ---
 

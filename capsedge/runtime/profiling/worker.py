@@ -31,7 +31,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from capsedge.runtime.session import Session
+    from capsedge.runtime.session.session import Session
 
 Run = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 Loader = Callable[["Specification"], tuple[Run, str]]

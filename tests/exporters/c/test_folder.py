@@ -18,7 +18,7 @@ from capsedge.errors import UnsupportedModelError, UsageError
 from capsedge.exporters.build_options import parse_fit
 from capsedge.exporters.c import naming
 from capsedge.exporters.c.write_c import write_c
-from capsedge.runtime.metadata import ModelMetadata, Preprocessing
+from capsedge.runtime.metadata.metadata import ModelMetadata, Preprocessing
 from tests.exporters.c.compiled import compiler
 from tests.runtime.test_table_indices import table_file
 

@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from capsedge.runtime.images.preprocessing import prepare
-from capsedge.runtime.metadata import ModelMetadata, Preprocessing
+from capsedge.runtime.metadata.metadata import ModelMetadata, Preprocessing
 from tests.exporters.c.compiled import Compiled
 from tests.runtime.image_bits import BITS
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from capsedge.runtime.metadata import ModelMetadata
+from capsedge.runtime.metadata.metadata import ModelMetadata
 from capsedge.runtime.onnx_file.summary import summarize
 from tests import vectors
 from tests.exporters.c.compiled import Compiled

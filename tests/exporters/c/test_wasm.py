@@ -25,7 +25,7 @@ from capsedge.exporters.c.folder import read_report
 from capsedge.exporters.c.program import Constants
 from capsedge.exporters.c.write_c import read_library
 from capsedge.runtime.images.preprocessing import prepare
-from capsedge.runtime.metadata import Preprocessing
+from capsedge.runtime.metadata.metadata import Preprocessing
 from tests.conftest import ROOT
 from tests.exporters.c.compiled import STRICT, Compiled, Floats, compiler
 from tests.exporters.c.test_folder import tiny

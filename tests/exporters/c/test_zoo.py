@@ -11,7 +11,7 @@ import pytest
 import capsedge
 from capsedge.exporters.c.write_c import generate, write_c
 from capsedge.runtime.images.preprocessing import prepare
-from capsedge.runtime.metadata import Preprocessing
+from capsedge.runtime.metadata.metadata import Preprocessing
 from tests.conftest import ROOT
 from tests.exporters.c.compiled import Compiled, compiler
 from tests.exporters.c.sanitized import Case, extreme_inputs, run_sanitized

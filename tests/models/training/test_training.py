@@ -327,7 +327,7 @@ def test_training_for_other_classes_starts_from_a_checkpoint(tmp_path: Path) -> 
 @pytest.mark.parametrize("pairs", ["overlap", "diverse"])
 def test_pairs_train_a_multi_label_model(tmp_path: Path, pairs: str) -> None:
     prep = {**get_config("digits-dynamic").to_dict()["preprocessing"], "height": 36, "width": 36}
-    from capsedge.runtime.metadata import Preprocessing
+    from capsedge.runtime.metadata.metadata import Preprocessing
 
     config = get_config("digits-dynamic").replace(
         preprocessing=Preprocessing(**prep), task="multi-label"

@@ -10,7 +10,7 @@ from capsedge.datasets import ImageSet
 from capsedge.models import get_config
 from capsedge.models.training import augment
 from capsedge.models.training.evaluate import normalize, to_input, typical_input_of_training
-from capsedge.runtime.typical_input import TypicalInput, measure_all
+from capsedge.runtime.metadata.typical_input import TypicalInput, measure_all
 from tools import draw_samples
 
 CONFIG = get_config("digits-overlap")

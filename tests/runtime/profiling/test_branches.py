@@ -10,7 +10,7 @@ import pytest
 
 import capsedge
 from capsedge.runtime.backends.backend import Event
-from capsedge.runtime.onnx_file.structure import Graph, Node
+from capsedge.runtime.onnx_file.structure import GraphStructure, Node
 from capsedge.runtime.profiling import report_text
 from capsedge.runtime.profiling.operator_times import NETWORKS, exclusive_durations, executed
 from tests.optimization.cascades import pair, pixels
@@ -66,14 +66,17 @@ def test_other_files_have_no_networks():
     assert report_text.networks(report.runs[0]) is None
 
 
-def _node(op: str, *bodies: Graph) -> Node:
+def _node(op: str, *bodies: GraphStructure) -> Node:
     return Node(op, "", "", "", (), (), {}, bodies)
 
 
 def test_the_branch_that_ran_is_found():
-    inner = Graph("inner", nodes=[_node("Abs")])
-    left, right = Graph("left", nodes=[_node("Neg")]), Graph("right", nodes=[_node("If", inner)])
-    whole = Graph(nodes=[_node("Relu"), _node("If", left, right), _node("Exp")])
+    inner = GraphStructure("inner", nodes=[_node("Abs")])
+    left, right = (
+        GraphStructure("left", nodes=[_node("Neg")]),
+        GraphStructure("right", nodes=[_node("If", inner)]),
+    )
+    whole = GraphStructure(nodes=[_node("Relu"), _node("If", left, right), _node("Exp")])
     for kinds, bodies in (
         (["Relu", "Neg", "If", "Exp"], ["", "left", "", ""]),
         (["Relu", "Abs", "If", "If", "Exp"], ["", "inner", "right", "", ""]),

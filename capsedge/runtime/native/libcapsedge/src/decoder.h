@@ -1,4 +1,4 @@
-// The decoder of a loaded file on its own: from poses of class capsules to pictures (capsedge/runtime/decoder.py).
+// The decoder of a loaded file on its own: from poses of class capsules to pictures (capsedge/runtime/session/decoder.py).
 #pragma once
 
 #include <functional>

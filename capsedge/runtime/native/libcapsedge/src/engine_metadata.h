@@ -1,4 +1,4 @@
-// The metadata file of a TensorRT engine, NAME.engine.json next to it: capsedge/runtime/engine_metadata.py, with the same
+// The metadata file of a TensorRT engine, NAME.engine.json next to it: capsedge/runtime/metadata/engine_metadata.py, with the same
 // rules and words.
 #pragma once
 

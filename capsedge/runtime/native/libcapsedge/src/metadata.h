@@ -1,4 +1,4 @@
-// The metadata of a model: the capsedge.* properties of its file (capsedge/runtime/metadata.py).
+// The metadata of a model: the capsedge.* properties of its file (capsedge/runtime/metadata/metadata.py).
 #pragma once
 
 #include <map>
@@ -45,7 +45,7 @@ struct InputBounds {
   bool stated() const { return entries >= 0 || !longest.empty() || independent; }
 };
 
-// The bounds of inputs by name, as the property `capsedge_inputs` states them: as capsedge/runtime/table_indices.py.
+// The bounds of inputs by name, as the property `capsedge_inputs` states them: as capsedge/runtime/metadata/table_indices.py.
 // Throws Failure (CAPSEDGE_ARTEFACT) where it is damaged.
 std::map<std::string, InputBounds> read_input_bounds(const std::map<std::string, std::string>& properties);
 // The error for a property that is damaged, or does not fit the graph.

@@ -1,4 +1,4 @@
-// The outputs of a model that hold scores, poses and values (capsedge/runtime/output_roles.py).
+// The outputs of a model that hold scores, poses and values (capsedge/runtime/session/output_roles.py).
 #pragma once
 
 #include <string>

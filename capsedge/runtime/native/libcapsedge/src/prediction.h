@@ -1,4 +1,4 @@
-// The results for a batch of images (capsedge/runtime/predictions.py), and their memory, reused between calls.
+// The results for a batch of images (capsedge/runtime/session/predictions.py), and their memory, reused between calls.
 #pragma once
 
 #include <atomic>

@@ -1,4 +1,4 @@
-// A part of an ONNX file as a separate file: what capsedge/runtime/decoder.py does in Python.
+// A part of an ONNX file as a separate file: what capsedge/runtime/session/decoder.py does in Python.
 #pragma once
 
 #include <stdexcept>

@@ -1,4 +1,4 @@
-// Typical input: ranges of five measurements; an image outside of them is atypical (capsedge/runtime/typical_input.py).
+// Typical input: ranges of five measurements; an image outside of them is atypical (capsedge/runtime/metadata/typical_input.py).
 // docs/reference/metadata.md ("Nothing to see") specifies the rule. Built without contraction, as preprocessing.
 #pragma once
 

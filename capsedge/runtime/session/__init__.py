@@ -1,0 +1,1 @@
+"""Sessions on models and what they answer."""

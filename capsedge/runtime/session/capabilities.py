@@ -1,0 +1,98 @@
+"""Tell what a loaded model can do besides running and predicting, and why it cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from capsedge.errors import UsageError
+from capsedge.runtime.backends.backend import Port
+from capsedge.runtime.images.inputs import ImageInput
+from capsedge.runtime.metadata.metadata import how_to_add_decoder, how_to_export_again
+from capsedge.runtime.session.decoder import Decoder
+from capsedge.runtime.session.routing_trace import TraceOutputs
+from capsedge.spec.vocabularies import RECONSTRUCTION, REGRESSION
+
+
+class Capabilities:
+    """What a model can do. Each method raises the reason why not, with the fix.
+
+    Args:
+        path: the file, for errors.
+        image_input: image input of the model.
+        outputs: outputs of the model.
+        decoder: the file's decoder; None if it has none that can run separately.
+        whole: whether the model runs only as a whole, as an engine does.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        image_input: ImageInput,
+        outputs: Sequence[Port],
+        decoder: Decoder | None,
+        whole: bool,
+    ) -> None:
+        self._path, self._image_input, self._decoder = path, image_input, decoder
+        self._names = {port.name for port in outputs}
+        self._whole = whole
+
+    def check_reconstruct(self) -> None:
+        """The pictures of images.
+
+        Raises:
+            UsageError: the file has no decoder.
+            ArtefactError: it is not described.
+        """
+        metadata = self._image_input.metadata
+        if metadata.task == REGRESSION:
+            raise UsageError(
+                f"{self._path} cannot reconstruct images.",
+                "It is a regression, and reconstructions belong to classes.",
+                "Leave out the reconstruction.",
+            )
+        if RECONSTRUCTION not in self._names:
+            raise UsageError(
+                f"{self._path} cannot reconstruct images.",
+                f"It has no output '{RECONSTRUCTION}'.",
+                how_to_add_decoder(metadata),
+            )
+
+    def check_decode(self) -> Decoder:
+        """The decoder that computes pictures from poses alone.
+
+        Raises:
+            UsageError: there is none.
+            ArtefactError: the file is not described.
+        """
+        self.check_reconstruct()
+        if self._decoder is None:
+            raise UsageError(
+                f"{self._path} cannot decode poses.",
+                "A TensorRT engine runs as a whole."
+                if self._whole
+                else "It has no output with a pose for each class.",
+                "Load the ONNX file that the engine was built from."
+                if self._whole
+                else how_to_add_decoder(self._image_input.metadata),
+            )
+        self._decoder.check()
+        return self._decoder
+
+    def check_trace(self) -> TraceOutputs:
+        """The routing of images: the outputs that hold the values of every iteration.
+
+        Raises:
+            UsageError: the file has none.
+            ArtefactError: the file is not described.
+        """
+        metadata = self._image_input.metadata
+        declared = metadata.trace
+        missing = set(declared.outputs if declared else ()) - self._names
+        if declared is None or missing:
+            raise UsageError(
+                f"{self._path} does not expose its routing.",
+                f"It has no output '{min(missing)}'." if missing else "It has no trace.",
+                how_to_export_again(metadata, "--with trace"),
+            )
+        return declared
