@@ -192,7 +192,7 @@ class TrainKeywords(TypedDict, total=False):
     iterations: int | None
     epochs: int
     batch: int
-    learning_rate: float
+    learning_rate: float | None
     schedule: str
     shift: int
     rotate: float

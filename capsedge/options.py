@@ -54,6 +54,7 @@ class Option:
         path: what the command line checks of a path before it starts: a key of `cli._paths.ROLES`.
         parse: makes the value of the text on the command line; by default by the type.
         choices: of a text, or of each of several; those of a ``Literal`` need not be repeated.
+        complete: what a shell offers besides files and choices: words, or a source of `cli._completion`.
     """
 
     names: tuple[str, ...]
@@ -65,6 +66,7 @@ class Option:
     path: str
     parse: Callable[[str], Any] | None
     choices: tuple[str, ...]
+    complete: tuple[str, ...] | str
 
     def __init__(
         self,
@@ -77,6 +79,7 @@ class Option:
         path: str = "",
         parse: Callable[[str], Any] | None = None,
         choices: tuple[str, ...] = (),
+        complete: tuple[str, ...] | str = (),
     ) -> None:
         for name, value in locals().items():
             if name != "self":
@@ -281,6 +284,43 @@ def words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
+def assigned(
+    kind: type[Options], names: Iterable[str], texts: Iterable[str], label: str
+) -> dict[str, Any]:
+    """The fields of a dataclass of options that texts such as ``batch=8`` set; the last one wins.
+
+    Args:
+        kind: the dataclass.
+        names: the fields that may be set.
+        texts: what was given for an option of the command line.
+        label: that option.
+
+    Raises:
+        UsageError: there is no such field, or its value is wrong.
+    """
+    known = {each.name: each for each in declared(kind) if each.name in names}
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        if name not in known:
+            raise UsageError(
+                f"Invalid {label} {text:.40}.",
+                "It takes one field as NAME=VALUE.",
+                f"Its fields: {', '.join(known)}.",
+            )
+        each = known[name]
+        parse = {int: whole, float: number}.get(each.kind, each.kind)
+        try:
+            parts = [parse(part) for part in (words(value) if each.several else [value])]
+        except ValueError:
+            kind_of = "a whole number" if each.kind is int else "a number"
+            raise UsageError(f"Invalid {label} {text:.40}.", f"It takes {kind_of}.") from None
+        for part in parts:
+            check(each, part)
+        found[name] = tuple(parts) if each.several else parts[0]
+    return found
+
+
 def tolerance(text: str) -> tuple[float, float]:
     """The two parts of a tolerance such as ``1e-5,1e-4``: absolute and relative.
 
@@ -329,7 +369,7 @@ def iteration_counts(text: str) -> tuple[int, ...]:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def takes(*kinds: type) -> Callable[[F], F]:
+def takes(*kinds: type[Options]) -> Callable[[F], F]:
     """Let a function take the fields of dataclasses of options as keyword arguments.
 
     The function itself gets the dataclasses, each as the parameter that is annotated with it; callers inside
@@ -337,7 +377,7 @@ def takes(*kinds: type) -> Callable[[F], F]:
     signature and documentation list every option.
 
     Args:
-        kinds: the dataclasses; others, such as `Description`, stay a parameter and are only checked.
+        kinds: the dataclasses.
     """
 
     def decorate(function: F) -> F:
@@ -349,7 +389,7 @@ def takes(*kinds: type) -> Callable[[F], F]:
 
         call.__signature__ = arguments.signature()  # type: ignore[attr-defined]
         call.__doc__ = arguments.documentation()
-        call.__options__ = tuple(arguments.options)  # type: ignore[attr-defined]
+        call.__options__ = kinds  # type: ignore[attr-defined]
         return typing.cast(F, call)
 
     return decorate
@@ -363,7 +403,7 @@ def options_of(function: Callable[..., Any]) -> tuple[type[Options], ...]:
 class _Arguments:
     """What a function takes: its own parameters, and the fields of the dataclasses in them."""
 
-    def __init__(self, function: Callable[..., Any], kinds: tuple[type, ...]) -> None:
+    def __init__(self, function: Callable[..., Any], kinds: tuple[type[Options], ...]) -> None:
         self._function, self._name = function, function.__name__
         parameters = inspect.signature(function).parameters.values()
         self._parameters = {p.name: p for p in parameters if p.kind is not p.VAR_KEYWORD}
@@ -371,7 +411,7 @@ class _Arguments:
             kind: next(n for n, p in self._parameters.items() if kind.__name__ in str(p.annotation))
             for kind in kinds
         }
-        self.options = [kind for kind in kinds if issubclass(kind, Options)]
+        self.options = kinds
         self._homes = {
             field.name: kind for kind in self.options for field in dataclasses.fields(kind)  # type: ignore[arg-type]
         }  # fmt: skip
@@ -395,11 +435,9 @@ class _Arguments:
         passed = {**dict(zip(self._parameters, args, strict=False)), **kept}
         for kind, name in self._where.items():
             if not isinstance(passed.get(name), (kind, type(None))):
-                wanted = (
-                    "keyword arguments" if kind in self.options else f"capsedge.{kind.__name__}"
-                )
                 raise UsageError(
-                    f"{name} has the type {type(passed[name]).__name__}.", f"Expected: {wanted}."
+                    f"{name} has the type {type(passed[name]).__name__}.",
+                    "Expected: keyword arguments.",
                 )
             if name in passed and kind in chosen:
                 raise TypeError(f"{self._name}() got both {name} and {', '.join(chosen[kind])}")
@@ -415,7 +453,7 @@ class _Arguments:
 
     def signature(self) -> inspect.Signature:
         """The signature with every option in place of the parameters that hold them."""
-        hidden = {self._where[kind] for kind in self.options}
+        hidden = set(self._where.values())
         shown = [p for p in self._parameters.values() if p.name not in hidden]
         for kind in self.options:
             shown += [

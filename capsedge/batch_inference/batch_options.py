@@ -28,6 +28,8 @@ class BatchOptions(Options):
         None,
         "Address of a Ray cluster, such as 10.0.0.1:6379, or auto. All machines must reach the source by the "
         "same path.",
+        panel="Execution",
+        complete=("auto",),
     )
 
     def __post_init__(self) -> None:

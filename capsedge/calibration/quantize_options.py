@@ -19,17 +19,24 @@ class QuantizeOptions(Options):
 
     precision: str = option("int8", "int8, fp16 or mixed.", choices=QUANTIZE_PRECISIONS)
     calib_images: int = option(
-        512, "Number of images drawn from --calib-data.", min=1, max=LARGEST_COUNT
+        512,
+        "Number of images drawn from --calib-data.",
+        min=1,
+        max=LARGEST_COUNT,
+        panel="Calibration",
     )
     limit: int | None = option(
         None,
         "Use only N evaluation images, chosen at random.",
         min=1,
         max=LARGEST_COUNT,
-        metavar="N",
+        panel="Images to evaluate on",
     )
     method: str = option(
-        "mse", "How ranges are chosen: minmax, percentile, entropy or mse.", choices=METHODS
+        "mse",
+        "How ranges are chosen: minmax, percentile, entropy or mse.",
+        choices=METHODS,
+        panel="Calibration",
     )
     target: str = option(
         "ort-cpu", "ort-cpu, tensorrt, openvino or litert.", choices=QUANTIZE_TARGETS
@@ -45,26 +52,43 @@ class QuantizeOptions(Options):
         "decisions (1); for numbers, the mean error in % of an output's range (1).",
         min=0,
         max=100,
+        panel="Limits",
     )
     max_error: float = option(
         10.0,
         "For numbers: the largest error allowed, in % of an output's range.",
         min=0,
         max=LARGEST_TOLERANCE,
+        panel="Limits",
     )
     min_cosine: float = option(
         0.99,
         "For outputs of vectors, such as poses or interests: the least mean cosine with FP32.",
         min=-1,
         max=1,
+        panel="Limits",
     )
     scores: str | None = option(
-        None, "The output that decides the class, if the file does not state it."
+        None,
+        "The output that decides the class, if the file does not state it.",
+        panel="Images to evaluate on",
     )
     table: Path | None = option(
-        None, "Calibration table: read if it exists, otherwise written.", path="updates"
+        None,
+        "Calibration table: read if it exists, otherwise written.",
+        path="updates",
+        panel="Calibration",
     )
     prefer: str = option(
-        "size", "Write the smallest (size) or the fastest (speed) file.", choices=PREFERENCES
+        "size",
+        "Write the smallest (size) or the fastest (speed) file.",
+        choices=PREFERENCES,
+        panel="Mixed precision",
     )
-    seed: int = option(0, "Seed for choosing images at random.", min=0, max=LARGEST_SEED)
+    seed: int = option(
+        0,
+        "Seed for choosing images at random.",
+        min=0,
+        max=LARGEST_SEED,
+        panel="Calibration",
+    )

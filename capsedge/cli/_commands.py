@@ -9,9 +9,8 @@ import functools
 import inspect
 import itertools
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -19,10 +18,11 @@ import click
 from capsedge.cli import _memory, _paths, _process
 from capsedge.cli._help import write_command, write_group
 from capsedge.cli._output import say
-from capsedge.cli._parameters import Argument, Option
+from capsedge.cli._types import Several, label, type_of
 from capsedge.cli._verbs import GROUPS, VERBS, Verb
 from capsedge.errors import ExitCode, UsageError
-from capsedge.options import bounds, number, whole, within, words
+from capsedge.options import Option
+from capsedge.spec.vocabularies import DESCRIPTION_FIELDS
 
 NAME = "capsedge"
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
@@ -31,94 +31,23 @@ _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-    _Kind = click.ParamType[Any]
-else:
-    _Kind = click.ParamType  # has no parameters before click 8.5
-
-
-_PARSERS: dict[type, Callable[[str], Any]] = {int: whole, float: number}
-
-
-class OptionValue(_Kind):
-    """The values that a parameter takes: text, a path, or a number within bounds.
-
-    Attributes:
-        kind: `str`, `Path`, `int` or `float`.
-        low, high: the bounds of a number.
-        choices: the allowed words; any text if empty.
-        listed: whether it is a tuple of values separated by commas.
-    """
-
-    def __init__(self, kind: type, declared: Option | Argument, listed: bool = False) -> None:
-        self.kind, self.listed, self.choices = kind, listed, declared.choices
-        self.low, self.high = getattr(declared, "min", None), getattr(declared, "max", None)
-        self._parse = getattr(declared, "parse", None) or _PARSERS.get(kind, kind)
-        self.name = {str: "text", Path: "path", int: "integer", float: "number"}[kind]
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        """Convert text from the command line to a value of the kind."""
-        if self.listed:
-            own = self._parse not in (self.kind, _PARSERS.get(self.kind))
-            parts = [value] if own else words(value)
-            return tuple(self._converted(part, param) for part in parts)
-        return self._converted(value, param)
-
-    def _converted(self, value: Any, param: Any) -> Any:
-        if self.choices and value not in self.choices:
-            raise UsageError(
-                f"Invalid {_label(param)} {value!s:.40}.",
-                "",
-                f"Choose one of: {', '.join(self.choices)}.",
-            )
-        try:
-            found = self._parse(value)
-        except UsageError:
-            raise
-        except (ValueError, TypeError):
-            self._refuse(value, param)
-        if not within(found, self.low, self.high):
-            self._refuse(value, param)
-        return found
-
-    def _refuse(self, value: object, param: Any) -> NoReturn:
-        raise UsageError(
-            f"Invalid {_label(param)} {value!s:.40}.",
-            f"It takes {'a whole number' if self.kind is int else 'a number'}{self._bounds()}.",
-            f"For example: {_label(param)} {self._side(value) or self._example(param)}."
-            if isinstance(param, VerbOption)
-            else "",
-        )
-
-    def _side(self, value: object) -> str:
-        """The side of a square such as ``48x48``, where one number is wanted."""
-        side, cross, other = str(value).lower().partition("x")
-        fits = cross and side == other and self.kind is int and side.isascii() and side.isdecimal()
-        return side if fits and within(int(side[:9]), self.low, self.high) else ""
-
-    def _bounds(self) -> str:
-        if self.low is None and self.high is None:
-            return ""
-        between = self.low is not None and self.high is not None
-        return f" {'' if between else 'of '}{bounds(self.low, self.high)}"
-
-    def _example(self, param: Any) -> str:
-        default = param.preset
-        if isinstance(default, (int, float)):
-            return f"{default:g}"
-        least = next((bound for bound in (self.low, self.high) if bound is not None), 1)
-        return f"{max(least, min(1.0, self.high or 1.0)):g}"
+    from capsedge.cli._options import Argument
 
 
 class VerbOption(click.Option):
     """An option of a verb; `preset` is its default as the verb declares it."""
 
+    takes_path = False
+
     def __init__(self, declared: Option, name: str, preset: Any, **settings: Any) -> None:
-        super().__init__([*declared.names, name], **settings)
+        super().__init__([*declared.names, name], help=declared.help, **settings)
         self.preset, self.panel, self.declared = preset, declared.panel, declared
 
 
 class VerbArgument(click.Argument):
     """A positional argument of a verb, explained in its help."""
+
+    takes_path = False
 
     def __init__(self, declared: Argument, name: str, preset: Any, **settings: Any) -> None:
         super().__init__([name], metavar=declared.metavar or None, **settings)
@@ -127,9 +56,8 @@ class VerbArgument(click.Argument):
     @property
     def shown(self) -> str:
         """Its name in help and errors."""
-        if self.declared.metavar:
-            return self.declared.metavar
-        return f"{str(self.name).upper()}{'...' if self.nargs != 1 else ''}"
+        several = "..." if self.nargs != 1 else ""
+        return self.declared.metavar or f"{str(self.name).upper()}{several}"
 
 
 class Command(click.Command):
@@ -144,8 +72,11 @@ class Command(click.Command):
         self.example = example
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments, and refuse any that are left over."""
+        """Parse the arguments; refuse any that are left over, and options that are given again."""
         try:
+            if not ctx.resilient_parsing:
+                _, _, given = self.make_parser(ctx).parse_args(list(args))
+                _refuse_repeated(given)
             rest = super().parse_args(ctx, args)
         except click.UsageError as error:
             raise _explained(error, ctx) from None
@@ -266,7 +197,7 @@ def _command(path: str, verb: Verb) -> Command:
     declared: Callable[..., None] = getattr(import_module(f"capsedge.cli.{module}"), function)
     # Not typing.get_type_hints: with a default of None, Python 3.10 hides the option in an Optional.
     signature = inspect.signature(declared, eval_str=True)
-    parameters = [_parameter(path, parameter) for parameter in signature.parameters.values()]
+    parameters = [_parameter(parameter) for parameter in signature.parameters.values()]
     judged = _paths.checked_paths(declared)
     by_name = {p.name: p for p in parameters}
 
@@ -289,7 +220,7 @@ def _value(value: Any, parameter: VerbOption | VerbArgument) -> Any:
     """The value passed to a verb: a list or tuple for several values, the default for none."""
     if value is None or value == ():
         return parameter.preset
-    if getattr(parameter.type, "listed", False):
+    if isinstance(parameter.type, Several):
         return tuple(itertools.chain.from_iterable(value))
     return list(value) if isinstance(value, tuple) and _repeated(parameter) else value
 
@@ -298,7 +229,10 @@ def _repeated(parameter: VerbOption | VerbArgument) -> bool:
     return parameter.nargs != 1 or bool(getattr(parameter, "multiple", False))
 
 
-def _parameter(path: str, parameter: inspect.Parameter) -> VerbOption | VerbArgument:
+def _parameter(parameter: inspect.Parameter) -> VerbOption | VerbArgument:
+    """The parameter of a command, as the annotation of a verb's parameter declares it."""
+    from capsedge.cli._options import Argument  # which `capsedge --help` does not need
+
     kind, *marks = typing.get_args(parameter.annotation)
     (declared,) = (mark for mark in marks if isinstance(mark, (Option, Argument)))
     required = parameter.default is parameter.empty
@@ -308,39 +242,28 @@ def _parameter(path: str, parameter: inspect.Parameter) -> VerbOption | VerbArgu
         (kind,) = kinds  # of `X | None`
     origin = typing.get_origin(kind)
     kind = typing.get_args(kind)[0] if origin in (list, tuple) else kind
-    settings: dict[str, Any] = {
-        "required": required,
-        "shell_complete": functools.partial(_complete, path),
-    }
+    settings: dict[str, Any] = {"required": required, "shell_complete": _complete}
     if isinstance(declared, Argument):
-        settings |= {"type": OptionValue(kind, declared), "nargs": -1 if origin is list else 1}
-        return VerbArgument(declared, parameter.name, preset, **settings)
-    settings["help"] = declared.help
-    if kind is bool:
-        return VerbOption(
+        settings |= {"type": type_of(kind, declared), "nargs": -1 if origin is list else 1}
+        made: VerbOption | VerbArgument = VerbArgument(declared, parameter.name, preset, **settings)
+    elif kind is bool:
+        made = VerbOption(
             declared, parameter.name, preset, is_flag=True, default=preset, **settings
         )
-    settings |= {
-        "type": OptionValue(kind, declared, listed=origin is tuple),
-        "multiple": origin in (list, tuple),
-    }
-    return VerbOption(declared, parameter.name, preset, **settings)
+    else:
+        one = type_of(kind, declared)
+        settings |= {"type": Several(one) if origin is tuple else one}
+        many = origin in (list, tuple)
+        made = VerbOption(declared, parameter.name, preset, multiple=many, **settings)
+    made.takes_path = _paths.role_of(parameter.annotation) is not None
+    return made
 
 
-def _complete(
-    path: str, ctx: click.Context, param: click.Parameter, start: str
-) -> list[CompletionItem]:
-    """The completions that a shell offers for a parameter."""
+def _complete(ctx: click.Context, param: click.Parameter, start: str) -> list[CompletionItem]:
+    """What a shell offers for a parameter."""
     from capsedge.cli._completion import offered
 
-    return offered(path, param, ctx, start)
-
-
-def _label(param: click.Parameter) -> str:
-    """A parameter's name on the command line."""
-    if isinstance(param, VerbArgument):
-        return param.shown
-    return max((*param.opts, *param.secondary_opts), key=len)
+    return offered(param, ctx, start)
 
 
 def _see(ctx: click.Context, what: str = "options") -> str:
@@ -348,26 +271,49 @@ def _see(ctx: click.Context, what: str = "options") -> str:
 
 
 def _close(word: str, known: Iterable[str]) -> str:
+    """The nearest word; the dashes that all options share do not make them alike."""
     from difflib import get_close_matches
 
-    found = get_close_matches(word, list(known), n=1)
-    return f"Did you mean {found[0]}?" if found else ""
+    plain = {name.lstrip("-"): name for name in known}
+    found = get_close_matches(word.lstrip("-"), plain, n=1)
+    return f"Did you mean {plain[found[0]]}?" if found else ""
+
+
+def _refuse_repeated(given: Sequence[click.Parameter]) -> None:
+    """Refuse an option that is given twice, of which click would take the last.
+
+    Args:
+        given: the parameters as they were typed.
+
+    Raises:
+        UsageError: one that takes a single value is among them twice.
+    """
+    seen = set()
+    for param in given:
+        if isinstance(param, VerbOption) and not param.multiple and param.name in seen:
+            name = (
+                "/".join((label(param), *param.secondary_opts)) if param.is_flag else label(param)
+            )
+            why = "It is a switch." if param.is_flag else f"It takes one value. {param.help}"
+            raise UsageError(f"{name} is given twice.", why, "Give it once.")
+        seen.add(param.name)
 
 
 def _explained(error: click.UsageError, ctx: click.Context) -> UsageError:
     """A click usage error, converted to one of this package."""
     if isinstance(error, click.NoSuchOption):
         known = [name for p in ctx.command.get_params(ctx) for name in (*p.opts, *p.secondary_opts)]
-        if not error.option_name.startswith("--h"):
-            # It resembles many short options, and the last line names it anyway.
-            known.remove("--help")
+        field = error.option_name.lstrip("-").replace("-", "_")
+        described = "--describe" in known and field in DESCRIPTION_FIELDS
         return UsageError(
             f"{ctx.command_path} has no option {error.option_name}.",
-            _close(error.option_name, known),
+            f"It is a field: --describe {field}=VALUE."
+            if described
+            else _close(error.option_name, known),
             _see(ctx),
         )
     if isinstance(error, click.MissingParameter) and error.param is not None:
-        needed = _label(error.param).removesuffix("...")
+        needed = label(error.param).removesuffix("...")
         explanation = getattr(error.param, "help", None) or ""
         return UsageError(f"{ctx.command_path} needs {needed}.", explanation, _see(ctx))
     if isinstance(error, click.BadOptionUsage):

@@ -1,4 +1,4 @@
-"""Complete names in a shell; the shell itself completes files, by suffix if a parameter has one.
+"""Complete names in a shell, by click; the shell itself completes files.
 
 It runs at every press of the Tab key, so nothing heavy is imported.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem, get_completion_class
@@ -16,12 +17,8 @@ from capsedge.cli._output import log, say
 from capsedge.errors import EnvironmentProblem
 from capsedge.runtime.files import reading
 from capsedge.runtime.files.writing import make_folder, write_bytes, write_text
-from capsedge.spec import vocabularies as words
 
-# --- Names that a verb knows; the shell completes files ---
-
-Known = tuple[str, ...] | Callable[[click.Context], Iterable[str]]
-
+# --- Names that parameters take; each declares which (`Option.complete`) ---
 
 # Written out, because the modules that define them need numpy; a test compares.
 _MODELS = (
@@ -106,92 +103,35 @@ def _boards(_: click.Context) -> Iterable[str]:
     return DEVICES
 
 
-# By parameter name; if verbs differ, by verb and parameter.
-NAMES: Mapping[str, Known] = {
-    "device": _devices,
-    "family": tuple(_VARIANTS),
-    "ops": words.OPS,
-    "routing": words.ZOO_ROUTINGS,
-    "variant": _variants,
-    "batch cluster": ("auto",),
-    "batch model": _trained,
-    "build device": (),
-    "deploy kserve name": (),
-    "deploy triton models": _trained,
-    "deploy web models": _trained,
-    "export checkpoint": _MODELS,
-    "infer model": _trained,
-    "inspect device": _boards,
-    "optimize batch": ("free", "keep"),
-    "prune checkpoint": _trained,
-    "see model": _trained,
-    "serve batch": ("auto",),
-    "serve models": _trained,
-    "sweep checkpoint": _trained,
-    "train model": _MODELS,
-    "verify checkpoint": _trained,
-    "verify models": _trained,
-}
-# Parameters that take several names separated by commas.
-LISTS: Mapping[str, Known] = {
-    "compare": words.PEERS,
-    "what": (
-        *("reconstructions", "segmentation", "dimensions", "iterations", "couplings", "agreement"),
-        *("responsibilities", "capsules", "hardest"),
-    ),
-}
-# Parameters that take a file although they are not paths: a name or a file, a file and a class in it, an
-# address.
-FILES = frozenset(
-    (
-        *("module", "reference_code", "batch model", "batch output", "batch source", "infer model"),
-        *("prune checkpoint", "export checkpoint", "sweep checkpoint", "verify models"),
-        *("see model", "train model"),
-    )
-)
+def _ports(_: click.Context) -> Iterable[str]:
+    return _VARIANTS
 
-# Suffixes of the files that a parameter takes; without any, a shell offers all files.
-_MODEL_FILES = ("onnx", "engine")
-_CHECKPOINTS = ("safetensors", "pt")
-_IMAGES = ("png", "jpg", "jpeg", "gif", "bmp", "tif", "tiff", "webp")
-SUFFIXES: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("model", "models", "peer_model"), _MODEL_FILES),
-    **dict.fromkeys(("small", "large", "deploy web models", "optimize model"), ("onnx",)),
-    **dict.fromkeys(("quantize model", "build model"), ("onnx",)),
-    **dict.fromkeys(("checkpoint", "init", "train model"), _CHECKPOINTS),
-    **dict.fromkeys(("infer images", "see images"), _IMAGES),
-    **dict.fromkeys(("module", "reference_code"), ("py",)),
-    "files": ("pt", "pth", "tar", "chkpt", "ckpt", "bin", "safetensors", "npz", "h5", "keras"),
-    "file": (*_MODEL_FILES, "safetensors"),
-    **dict.fromkeys(("inputs", "check_inputs"), ("npz", "npy")),
-    "key_map": ("toml",),
-    "weights": ("pt", "pth", "tar", "chkpt", "ckpt", "bin", "safetensors"),
+
+def _models(_: click.Context) -> Iterable[str]:
+    return _MODELS
+
+
+SOURCES: Mapping[str, Callable[[click.Context], Iterable[str]]] = {
+    "boards": _boards,
+    "devices": _devices,
+    "families": _ports,
+    "models": _models,
+    "trained": _trained,
+    "variants": _variants,
 }
 
 
-def offered(
-    verb: str, parameter: click.Parameter, ctx: click.Context, incomplete: str
-) -> list[CompletionItem]:
-    """The completions for the text typed so far for a parameter."""
-    keys = (f"{verb} {parameter.name}", str(parameter.name))
-    lists, names = (next((t[k] for k in keys if k in t), ()) for t in (LISTS, NAMES))
-    is_path = getattr(parameter.type, "kind", None) is Path
-    if choices := getattr(parameter.type, "choices", ()):
-        lists, names = (choices, ()) if getattr(parameter.type, "listed", False) else ((), choices)
-    before, comma, start = incomplete.rpartition(",") if lists else ("", "", incomplete)
-    known = lists or names
-    found = [
-        CompletionItem(before + comma + name)
-        for name in (known if isinstance(known, tuple) else known(ctx))
-        if name.startswith(start) and name not in before.split(",")
-    ]
-    if not (is_path or FILES & {*keys}):
-        return found
-    suffixes = next((SUFFIXES[k] for k in keys if k in SUFFIXES), ())
-    if suffixes:
-        return [CompletionItem("|".join(suffixes), type="suffix"), *found]
-    # This comes first, since bash forgets the names before it; it completes files if no name is left.
-    return [CompletionItem(incomplete, type="file"), *found]
+def offered(parameter: Any, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+    """What click offers by the type of a parameter, and the names that the parameter declares.
+
+    Files come first: bash forgets the names before them, and completes files if no name is left.
+    """
+    complete = parameter.declared.complete
+    known = SOURCES[complete](ctx) if isinstance(complete, str) else complete
+    names = [CompletionItem(name) for name in known if name.startswith(incomplete)]
+    if parameter.takes_path:
+        return [CompletionItem(incomplete, type="file"), *names]
+    return [*parameter.type.shell_complete(ctx, parameter, incomplete), *names]
 
 
 # --- ``--install-completion`` and ``--show-completion`` ---
@@ -250,34 +190,8 @@ def _shell() -> str:
     )
 
 
-# What click's scripts do with a file, and our additions for files with certain suffixes.
-_OF_SUFFIX = {
-    "bash": (
-        "        elif [[ $type == 'file' ]]; then\n",
-        "        elif [[ $type == 'suffix' ]]; then\n"
-        "            compopt -o filenames\n"
-        '            COMPREPLY+=($(compgen -d -- "${COMP_WORDS[COMP_CWORD]}"))\n'
-        "            for suffix in ${value//|/$'\\n'}; do\n"
-        '                COMPREPLY+=($(compgen -f -X "!*.$suffix" -- "${COMP_WORDS[COMP_CWORD]}"))\n'
-        "            done\n",
-    ),
-    "zsh": (
-        '        elif [[ "$type" == "file" ]]; then\n',
-        '        elif [[ "$type" == "suffix" ]]; then\n'
-        '            _files -g "*.(${key}|${key})"\n',  # a single one in brackets would be a qualifier
-    ),
-    "fish": (
-        '        else if test $metadata[1] = "file";\n',
-        '        else if test $metadata[1] = "suffix";\n'
-        "            __fish_complete_path (commandline -ct) | "
-        "string match -r '.*(?:/|\\.(?:'$metadata[2]'))(?:\\t.*)?$';\n",
-    ),
-}
-
-
 def _script(program: click.Command, shell: str) -> str:
-    """click's script of a shell, which also completes files by suffix."""
+    """click's script of a shell."""
     made = get_completion_class(shell)
     assert made is not None
-    before, added = _OF_SUFFIX[shell]
-    return made(program, {}, _NAME, _VARIABLE).source().strip().replace(before, added + before)
+    return made(program, {}, _NAME, _VARIABLE).source().strip()

@@ -4,80 +4,22 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from capsedge.cli._types import inner
 from capsedge.cli._verbs import FIRST_COMMANDS
-from capsedge.options import shown, telling
+from capsedge.options import DEFAULT_PANEL, shown, telling
 
 if TYPE_CHECKING:
     from capsedge.cli._commands import Command, CommandGroup
 
-_KINDS = {"text": "TEXT", "path": "PATH", "integer": "N", "number": "X"}
+_KINDS = {"text": "TEXT", "choice": "TEXT", "path": "PATH", "integer": "N", "number": "X"}
 _WIDEST = 40  # width of names; the explanation of a longer one begins on the next line
 
 _METADATA = "Metadata of the file"  # long, so it is listed last
-_RUNNING = "Execution"
-_SAMPLES = "Images to evaluate on"
-_GATES = "Limits"
-# The group of an option, by the name of its parameter, where verbs differ by verb and parameter; what is in
-# none is under "Options". Groups that several verbs declare in the same way name themselves (`Option.panel`).
-_GROUPS: Mapping[str, str] = {
-    **dict.fromkeys(("threads", "ops", "device", "provider"), _RUNNING),
-    **dict.fromkeys(("tolerance", "min_agreement", "max_drop", "max_error", "min_cosine"), _GATES),
-    **dict.fromkeys(("batch cluster", "sweep threads"), _RUNNING),
-    **dict.fromkeys(("cascade max_share", "export check_inputs"), _GATES),
-    **dict.fromkeys(("export ops", "quantize ops", "deploy triton ops"), "Options"),
-    **dict.fromkeys(("train threads", "prune threads", "deploy triton device"), "Options"),
-    **dict.fromkeys((f"export {n}" for n in ("checkpoint", "routing", "iterations")), "Network"),
-    **dict.fromkeys(
-        (f"export {n}" for n in ("freeze_couplings", "calib_data", "calib_images")),
-        "Frozen couplings",
-    ),
-    **dict.fromkeys(
-        (
-            *("import family", "import variant", "import iterations"),
-            *("import inverse_temperature", "import key_map"),
-        ),
-        "Details that the file does not record",
-    ),
-    **dict.fromkeys(
-        ("import reference_code", "import data", "import limit"),
-        "Comparison with the author's code",
-    ),
-    **dict.fromkeys(("verify data", "verify inputs", "verify limit"), _SAMPLES),
-    **dict.fromkeys(("quantize data", "quantize limit", "quantize scores"), _SAMPLES),
-    **dict.fromkeys(
-        (f"quantize {n}" for n in ("calib_data", "calib_images", "method", "table", "seed")),
-        "Calibration",
-    ),
-    **dict.fromkeys(("quantize prefer", "quantize picture"), "Mixed precision"),
-    **dict.fromkeys(("prune epochs", "prune learning_rate", "prune fast"), "Fine-tuning"),
-    **dict.fromkeys(
-        (f"profile {n}" for n in ("warmup", "duration", "iterations", "operators", "inputs")),
-        "Measurement",
-    ),
-    **dict.fromkeys(("profile compare", "profile peer_model", "profile checkpoint"), "Comparison"),
-    **dict.fromkeys(
-        ("profile html", "profile png", "profile markdown", "profile trace"), "Reports"
-    ),
-    **dict.fromkeys(
-        (
-            *("build plugin", "build workspace", "build timing_cache"),
-            *("build optimization_level", "build device"),
-        ),
-        "Build",
-    ),
-    **dict.fromkeys(
-        (
-            f"deploy triton {n}"
-            for n in ("max_batch", "preferred_batches", "queue_delay", "instances")
-        ),
-        "Batches and instances",
-    ),
-}
 
 
 def write_command(command: Command, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -88,12 +30,11 @@ def write_command(command: Command, ctx: click.Context, formatter: click.HelpFor
     _write_text(formatter, command.help or "")
     formatter.write(f"\nExample:\n  {command.example}\n")
     _write(formatter, "Arguments", [(p.shown, _explained_parameter(p)) for p in arguments])
-    verb = ctx.command_path.partition(" ")[2]
-    groups: dict[str, list[tuple[str, str]]] = {"Options": []}
+    groups: dict[str, list[tuple[str, str]]] = {DEFAULT_PANEL: []}
     for option in command.get_params(ctx):
         if not isinstance(option, click.Argument):
             row = (_names(option), _explained_parameter(option))
-            groups.setdefault(_group(verb, option), []).append(row)
+            groups.setdefault(getattr(option, "panel", DEFAULT_PANEL), []).append(row)
     for group, rows in sorted(groups.items(), key=lambda item: item[0] == _METADATA):
         _write(formatter, group, rows)
 
@@ -112,14 +53,6 @@ def write_group(group: CommandGroup, ctx: click.Context, formatter: click.HelpFo
         formatter, "Options", [(_names(p), _explained_parameter(p)) for p in group.get_params(ctx)]
     )
     formatter.write(f"\n`{ctx.command_path} COMMAND --help` explains a command.\n")
-
-
-def _group(verb: str, option: Any) -> str:
-    """The heading of an option."""
-    declared = str(getattr(option, "panel", "Options"))
-    if declared != "Options":
-        return declared
-    return _GROUPS.get(f"{verb} {option.name}", _GROUPS.get(str(option.name), declared))
 
 
 def _write(formatter: click.HelpFormatter, heading: str, rows: Sequence[tuple[str, str]]) -> None:
@@ -165,8 +98,8 @@ def _explained_parameter(parameter: Any) -> str:
     notes = []
     if getattr(parameter, "multiple", False):
         notes.append("repeatable")
-    low, high = (getattr(parameter.type, name, None) for name in ("low", "high"))
-    high = telling(high)
+    kind = inner(parameter.type)
+    low, high = getattr(kind, "min", None), telling(getattr(kind, "max", None))
     if words := _unmentioned(parameter):
         notes.append(", ".join(words))
     if low is not None or high is not None:
@@ -184,7 +117,7 @@ def _explained_parameter(parameter: Any) -> str:
 
 def _unmentioned(parameter: Any) -> tuple[str, ...]:
     """The choices of a parameter, unless its help explains them one by one."""
-    choices: tuple[str, ...] = getattr(parameter.type, "choices", ())
+    choices = tuple(getattr(inner(parameter.type), "choices", ()))
     return () if set(choices) <= set(re.findall(r"[\w-]+", parameter.help or "")) else choices
 
 

@@ -1,4 +1,10 @@
-"""Define options that several verbs share, and parse their values."""
+"""Declare the parameters of verbs, and the options that several share.
+
+A verb's parameters are in the annotations of its function, ``Annotated[int | None, Option("--top", min=1,
+help="...")]``, so that it can be imported without click; `_commands` turns them into commands. Options that
+the Python interface also has are fields of a dataclass (`capsedge.options`), which a verb takes as one
+parameter.
+"""
 
 from __future__ import annotations
 
@@ -7,37 +13,42 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 
-from capsedge.cli._parameters import Option
-from capsedge.cli._paths import READS_DATA, READS_OR_NAME, ROLES, PathRole
+from capsedge.cli._paths import READS_DATA, READS_OR_NAME, ROLES, PathRole, described_file
 from capsedge.errors import UsageError
 from capsedge.options import (
     LARGEST_BATCH,
     LARGEST_COUNT,
     Declared,
+    Option,
     Options,
-    bounds,
     declared,
-    number,
     option,
-    whole,
-    within,
-    words,
 )
 from capsedge.runtime.files import reading
-from capsedge.spec import limits
-from capsedge.spec.vocabularies import (
-    ORDERS,
-    PER_IMAGE,
-    PIXEL_RANGES,
-    RESIZE_RULES,
-    SCORE_KINDS,
-    TASK_CHOICES,
-)
+from capsedge.spec.vocabularies import DESCRIPTION_FIELDS, PIXEL_RANGES, TASK_CHOICES
 
 if TYPE_CHECKING:
     from capsedge.models.user.module import UserModuleSpec
+    from capsedge.runtime.user_metadata import Description
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A positional argument of a verb, in the annotation of a parameter.
+
+    Attributes:
+        help: its purpose.
+        metavar: its name in the help; by default the parameter's name in capitals.
+        choices: the allowed words; any by default.
+        complete: as of `Option`.
+    """
+
+    help: str
+    metavar: str = ""
+    choices: tuple[str, ...] = ()
+    complete: tuple[str, ...] | str = ()
 
 
 # --- Single options ---
@@ -50,6 +61,8 @@ Checkpoint = Annotated[
         metavar="NAME|FILE",
         help="Checkpoint, .safetensors or .pt, or the name of a model, such as digits-em (an unknown name "
         "lists all models); the zoo's digit model by default.",
+        panel="Network",
+        complete="models",
     ),
     READS_OR_NAME,
 ]
@@ -57,7 +70,10 @@ Device = Annotated[
     str | None,
     Option("--device", help="cpu, cuda or cuda:1; by default the CPU, or the GPU for an engine."),
 ]
-BatchSizes = Annotated[str, Option("--batch", help="Batch sizes, for example 1,8.")]
+BatchSizes = Annotated[
+    tuple[int, ...],
+    Option("--batch", help="Batch sizes, for example 1,8.", min=1, max=LARGEST_BATCH),
+]
 DeployedFolder = Annotated[
     Path,
     Option("-o", "--output", help="The folder; that of an earlier run is replaced."),
@@ -69,25 +85,6 @@ Limit = Annotated[
         "--limit", min=1, max=LARGEST_COUNT, help="Use only N evaluation images, chosen at random."
     ),
 ]
-
-
-def batch_sizes(text: str, option: str = "--batch") -> list[int]:
-    """The batch sizes of an option such as ``1,8``, without duplicates and in ascending order.
-
-    Raises:
-        UsageError: they are not whole numbers, or out of bounds.
-    """
-    try:
-        found = sorted({whole(part) for part in text.split(",")})
-    except ValueError:
-        found = [0]
-    if found[0] < 1 or found[-1] > LARGEST_BATCH:
-        raise UsageError(
-            f"Invalid {option} {text:.40}.",
-            f"It takes whole numbers from 1 to {LARGEST_BATCH}.",
-            f"For example: {option} 1,8.",
-        )
-    return found
 
 
 def exclude(**options: object) -> None:
@@ -114,11 +111,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     """The verb, with an option for each field of its parameters that are option dataclasses."""
     # Not typing.get_type_hints: with a default of None, Python 3.10 hides the option in an Optional.
     given = inspect.signature(command, eval_str=True).parameters
-    groups = {
-        name: [each for each in declared(p.annotation) if each.option.names]
-        for name, p in given.items()
-        if isinstance(p.annotation, type) and issubclass(p.annotation, Options)
-    }
+    groups = {name: fields for name, p in given.items() if (fields := _fields(p.annotation))}
     parameters: list[inspect.Parameter] = []
     for parameter in given.values():
         own = [_parameter(each) for each in groups.get(parameter.name, ())]
@@ -127,7 +120,9 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def run(**values: Any) -> None:
         made = {
-            name: given[name].annotation(**{each.name: values.pop(each.name) for each in group})
+            name: _dataclass(given[name].annotation)(
+                **{each.name: values.pop(each.name) for each in group}
+            )
             for name, group in groups.items()
         }
         command(**values, **made)
@@ -136,6 +131,31 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": None}
     return run
+
+
+@dataclass(frozen=True)
+class Only:
+    """The fields of an option dataclass that a verb has, as in ``Annotated[RuntimeOptions, Only("ops")]``."""
+
+    names: tuple[str, ...]
+
+    def __init__(self, *names: str) -> None:
+        object.__setattr__(self, "names", names)
+
+
+def _dataclass(annotation: Any) -> Any:
+    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+
+
+def _fields(annotation: Any) -> list[Declared]:
+    """The options of a parameter that is an option dataclass; none of any other."""
+    kind = _dataclass(annotation)
+    if not (isinstance(kind, type) and issubclass(kind, Options)):
+        return []
+    only = next(
+        (m.names for m in getattr(annotation, "__metadata__", ()) if isinstance(m, Only)), ()
+    )
+    return [e for e in declared(kind) if e.option.names and (not only or e.name in only)]
 
 
 def _parameter(each: Declared) -> inspect.Parameter:
@@ -224,6 +244,22 @@ Typical = Annotated[
 ]
 
 
+def _description(text: str) -> str:
+    """A file, or a field.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    name, equals, _ = text.partition("=")
+    if equals and name not in DESCRIPTION_FIELDS and reading.path_kind(text) is None:
+        raise UsageError(
+            f"Invalid --describe {text:.40}.",
+            f"There is no such file, and no field {name:.40}.",
+            f"Its fields: {', '.join(DESCRIPTION_FIELDS)}.",
+        )
+    return text
+
+
 @dataclass(frozen=True)
 class MetadataOptions(Options):
     """The metadata of a file."""
@@ -260,185 +296,36 @@ class MetadataOptions(Options):
     std: str | None = option(
         None, "Standard deviation to divide by, after --mean.", panel=_METADATA_PANEL
     )
-    per_image: str | None = option(
-        None,
-        "Normalize each image by itself: standardize, or min-max (stretch to the full range).",
-        choices=PER_IMAGE[1:],
+    describe: tuple[str, ...] = option(
+        (),
+        "A TOML file of these and further fields, or one field as NAME=VALUE: "
+        f"{', '.join(DESCRIPTION_FIELDS[6:])}. The options above come before it. Repeatable.",
+        metavar="FILE|NAME=VALUE",
+        parse=_description,
+        path="description",
         panel=_METADATA_PANEL,
-    )
-    order: str | None = option(
-        None,
-        "Order of the input's channels: RGB, or BGR as in OpenCV.",
-        choices=ORDERS,
-        panel=_METADATA_PANEL,
-    )
-    resize: str | None = option(
-        None,
-        "How images are brought to the input size: stretch, pad, crop or center.",
-        choices=RESIZE_RULES,
-        panel=_METADATA_PANEL,
-    )
-    scores: str | None = option(
-        None,
-        "Output that decides the class, if it is not called lengths or logits.",
-        panel=_METADATA_PANEL,
-    )
-    score_kind: str | None = option(
-        None,
-        "What that output holds: length, logits or probability; by default inferred from its values.",
-        choices=SCORE_KINDS,
-        panel=_METADATA_PANEL,
-    )
-    poses: str | None = option(
-        None, "Output with a pose for each class, if it is not called poses.", panel=_METADATA_PANEL
-    )
-    values: str | None = option(
-        None, "Outputs that hold a regression's values; all by default.", panel=_METADATA_PANEL
-    )
-    outputs: str | None = option(
-        None, "Names of a regression's values, such as yaw,pitch,roll.", panel=_METADATA_PANEL
-    )
-    units: str | None = option(
-        None, "Their units: one for all, such as degrees, or one for each.", panel=_METADATA_PANEL
+        complete=tuple(f"{name}=" for name in DESCRIPTION_FIELDS[6:]),
     )
 
-    def keywords(self) -> dict[str, Any]:
-        """The keywords ``class_names``, ``preprocessing``, ``task`` and ``outputs`` of `capsedge.export`.
+    def description(self, typical: Path | None = None) -> Description:
+        """What the options and the files say of a network.
+
+        Args:
+            typical: the value of ``--typical-data``.
 
         Raises:
             UsageError: an option has a wrong value, or contradicts another.
         """
-        return _keywords(**vars(self))
+        from capsedge.runtime.description_fields import described, read_fields, read_file
 
-
-def _keywords(**options: Any) -> dict[str, Any]:
-    from capsedge.runtime.metadata.metadata import Outputs
-
-    lists = {name: _list(name, options[name]) for name in ("values", "outputs", "units")}
-    outputs = Outputs(
-        options["scores"] or "", options["score_kind"] or "", options["poses"] or "",
-        lists["values"], lists["outputs"], lists["units"],
-    )  # fmt: skip
-    declared = {
-        "class_names": None if options["classes"] is None else class_names(options["classes"]),
-        "preprocessing": _preprocessing(options) or None,
-        "task": options["task"],
-        "outputs": outputs if outputs != Outputs() else None,
-    }
-    return {name: value for name, value in declared.items() if value is not None}
-
-
-def _list(option: str, text: str | None) -> tuple[str, ...]:
-    if text is None:
-        return ()
-    found = tuple(part.strip() for part in text.split(","))
-    if not all(found) and option != "units":
-        raise UsageError(f"Invalid --{option} '{text}'.", "A name is empty.", "For example: a,b,c.")
-    return found
-
-
-def class_names(source: Path) -> list[str]:
-    """Read names from a text file with one per line, or from a comma-separated list.
-
-    Raises:
-        UsageError: there is no such file, or the text is not such a list.
-    """
-    text = str(source)
-    if reading.path_kind(source) is None:
-        if "," not in text:
-            raise UsageError(
-                f"There is no file {source}.",
-                "--classes takes a text file with one class per line, or a list of classes.",
-                "Check the path, or list the classes: --classes a,b,c.",
-            )
-        return _named(text.split(","), "--classes", "name")
-    with reading.open_regular_file(source, "Pass a text file with one class per line.") as file:
-        data = file.read(limits.METADATA_BYTES + 1)
-    if len(data) > limits.METADATA_BYTES:
-        raise UsageError(
-            f"{source} is too large to be a list of classes.",
-            "",
-            "Pass a text file with one class per line.",
-        )
-    try:
-        lines = data.decode("utf-8-sig").splitlines()
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{source} is not UTF-8 text.", f"{error}.", "Save it as UTF-8.") from None
-    while lines and not lines[-1].strip():
-        lines.pop()
-    return _named(lines, str(source), "line")
-
-
-def _named(parts: list[str], source: str, what: str) -> list[str]:
-    names = [part.strip() for part in parts]
-    for count, name in enumerate(names, start=1):
-        if not name or not name.isprintable():
-            problem = "is empty" if not name else "has characters that cannot be printed"
-            raise UsageError(
-                f"{source}: {what} {count} {problem}.",
-                "It names a class.",
-                "Give every class a name.",
-            )
-    if not names:
-        raise UsageError(f"{source} contains no class names.", "", "Write one class name per line.")
-    return names
-
-
-def _preprocessing(options: dict[str, Any]) -> dict[str, Any]:
-    """The fields of the preprocessing that the options state."""
-    changes: dict[str, Any] = {}
-    if options["size"] is not None:
-        changes["height"], changes["width"] = _size(options["size"])
-    if any(options[name] is not None for name in ("pixel_range", "mean", "std")):
-        chosen = "0-1" if options["pixel_range"] is None else options["pixel_range"]
-        scale, offset = PIXEL_RANGES[chosen]
-        mean = _numbers("mean", "0" if options["mean"] is None else options["mean"])
-        std = _numbers("std", "1" if options["std"] is None else options["std"])
-        if 0.0 in std:
-            raise UsageError(
-                "Invalid --std 0.", "Pixels are divided by this value.", "Use another number."
-            )
-        changes |= {"scale": scale, "mean": tuple(offset + m for m in mean), "std": std}
-    for name in ("per_image", "order", "resize"):
-        if options[name] is not None:
-            changes[name] = options[name]
-    if options["per_image"] == "standardize":
-        for name in ("pixel_range", "mean", "std"):
-            if options[name] is not None:
-                raise UsageError(
-                    f"--per-image standardize and --{name.removeprefix('pixel_')} cannot be used together.",
-                    "Standardization uses the mean and standard deviation of each image instead.",
-                    "Use one of them.",
-                )
-        changes |= {"mean": (0.0,), "std": (1.0,)}
-    return changes
-
-
-def _size(text: str) -> tuple[int, int]:
-    height, cross, width = text.lower().partition("x")
-    try:
-        found = whole(height), whole(width if cross else "")
-    except ValueError:
-        found = (0, 0)
-    if all(within(side, 1, limits.IMAGE_SIDE) for side in found):
-        return found
-    raise UsageError(
-        f"Invalid --size '{text:.40}'.",
-        f"The format is HEIGHTxWIDTH, in pixels {bounds(1, limits.IMAGE_SIDE)}.",
-        "For example: --size 28x28.",
-    )
-
-
-def _numbers(option: str, text: str) -> tuple[float, ...]:
-    try:
-        found = tuple(number(part) for part in words(text))
-    except ValueError:
-        found = ()
-    if not found or any(abs(each) > limits.INPUT_MAGNITUDE for each in found):
-        raise UsageError(
-            f"Invalid --{option} '{text:.40}'.",
-            f"It takes one number, or one per channel, separated by commas, "
-            f"{bounds(-limits.INPUT_MAGNITUDE, limits.INPUT_MAGNITUDE)}.",
-            "For example: 0.485,0.456,0.406.",
-        )
-    return found
+        fields: dict[str, Any] = {}
+        for text in self.describe:
+            name, _, value = text.partition("=")
+            given = {name: value} if described_file(text) is None else None
+            fields |= read_file(Path(text)) if given is None else read_fields(given)
+        own = {
+            "classes": self.classes, "task": self.task, "size": self.size,
+            "range": self.pixel_range, "mean": self.mean, "std": self.std,
+        }  # fmt: skip
+        fields |= read_fields({k: v for k, v in own.items() if v is not None}, prefix="--")
+        return described(fields | ({} if typical is None else {"typical_data": typical}))

@@ -17,6 +17,7 @@ from typing import Any
 from capsedge.errors import UsageError
 from capsedge.runtime.files import reading
 from capsedge.runtime.files.writing import check_apart, check_creatable, check_writable
+from capsedge.spec.vocabularies import DESCRIPTION_FIELDS
 
 Check = Callable[[Path], None]
 
@@ -101,8 +102,13 @@ def _arrays(text: str) -> Path | None:
 
 
 def _list(text: Any) -> Path | None:
-    """The file, unless the text is a list."""
-    return None if "," in str(text) and reading.path_kind(text) is None else Path(text)
+    """The file, unless the text is a list, or the name of a single class."""
+    return file_or_name(text) if "," not in str(text) or reading.path_kind(text) else None
+
+
+def described_file(text: str) -> Path | None:
+    """The file of a description, unless the text is one of its fields."""
+    return None if text.partition("=")[0] in DESCRIPTION_FIELDS and "=" in text else Path(text)
 
 
 def _image(path: Path) -> Path | None:
@@ -130,6 +136,7 @@ ROLES: Mapping[str, PathRole] = {
     "arrays": READS_ARRAYS,
     "code": READS_CODE,
     "data": READS_DATA,
+    "description": PathRole(reads=True, named=described_file),
     "keeps": KEEPS,
     "list": READS_LIST,
     "model": READS_MODEL,
@@ -178,7 +185,7 @@ def _check_paths(roles: Mapping[str, PathRole], values: Mapping[str, Any], dry: 
     inputs, flat, outputs = _package(), list[Path](), list[Path]()
     for name, role in roles.items():
         value = values.get(name)
-        given = value if isinstance(value, list) else [value] if value else []
+        given = value if isinstance(value, (list, tuple)) else [value] if value else []
         paths = [path for path in map(role.named, given) if path is not None]
         if role.reads:
             _check_readable(paths, role)

@@ -110,7 +110,7 @@ VERBS = {
         "profile:command",
         "Measure latency, memory and the time of every layer.",
         DEVICE,
-        "capsedge profile digits.onnx --html report.html",
+        "capsedge profile digits.onnx --report report.html",
     ),
     "serve": Verb(
         "serve:command",

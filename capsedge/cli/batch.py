@@ -10,11 +10,11 @@ from typing import Annotated
 
 from capsedge.batch_inference.batch_options import BatchOptions
 from capsedge.cli import _options, _output, _process
-from capsedge.cli._options import grouped
+from capsedge.cli._options import Argument, Only, grouped
 from capsedge.cli._output import bar
-from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._paths import PathRole, check_data, check_model, file_or_name
 from capsedge.errors import ExitCode
+from capsedge.options import Option
 from capsedge.runtime.progress import Progress
 from capsedge.runtime.runtime_options import RuntimeOptions
 
@@ -46,6 +46,7 @@ Model = Annotated[
     Argument(
         metavar="MODEL",
         help="ONNX file, TensorRT engine, name from the zoo (digits-em), or address.",
+        complete="trained",
     ),
     PathRole(reads=True, check=check_model, named=_local_model),
 ]
@@ -75,7 +76,7 @@ def command(
     source: BatchSource,
     output: Output,
     options: BatchOptions,
-    runtime: RuntimeOptions,
+    runtime: Annotated[RuntimeOptions, Only("device", "threads", "ops")],
     as_json: _options.Json = False,
 ) -> None:
     """Classify any number of images into a parquet table.

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 from capsedge.cli import _options
-from capsedge.cli._options import grouped
+from capsedge.cli._options import Argument, grouped
 from capsedge.cli._output import log, log_next, print_report, require
-from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._paths import READS_MODEL, PathRole
 from capsedge.exporters.build_options import WASM, BuildOptions, C
+from capsedge.options import Option
 from capsedge.runtime.files.text import printable
 from capsedge.runtime.files.writing import check_writable
 

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Annotated
 
 from capsedge.cli import _options
-from capsedge.cli._options import grouped
+from capsedge.cli._options import Argument, grouped
 from capsedge.cli._output import log_next, print_report, require, stages
-from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._paths import READS_DATA, READS_MODEL, WRITES
 from capsedge.errors import ParityError
 from capsedge.optimization.cascade_options import CascadeOptions
+from capsedge.options import Option
 
 Small = Annotated[
     Path, Argument(help="The ONNX file that runs first, on every image."), READS_MODEL

@@ -6,7 +6,7 @@ import shlex
 from typing import TYPE_CHECKING, Annotated, Any
 
 from capsedge.cli import _options, _output
-from capsedge.cli._parameters import Argument
+from capsedge.cli._options import Argument
 from capsedge.errors import EnvironmentProblem
 
 if TYPE_CHECKING:

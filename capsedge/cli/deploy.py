@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import sys
 import webbrowser
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from capsedge.cli import _options, _process
-from capsedge.cli._options import grouped
+from capsedge.cli._options import Argument, grouped
 from capsedge.cli._output import log, print_report
-from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._paths import (
     READS_MODEL_OR_NAME,
     READS_REPOSITORY,
@@ -20,9 +20,9 @@ from capsedge.cli._paths import (
     check_model,
     file_or_name,
 )
-from capsedge.deploy.deploy_options import KServeOptions, TritonOptions
+from capsedge.deploy.deploy_options import SET, KServeOptions, TritonOptions
 from capsedge.errors import UsageError
-from capsedge.options import iteration_counts
+from capsedge.options import Option, assigned, iteration_counts
 
 if TYPE_CHECKING:
     from capsedge.deploy.deployment import WebDeployment
@@ -34,6 +34,7 @@ Models = Annotated[
     Argument(
         metavar="MODEL...",
         help="ONNX files from `capsedge export`, or names from the zoo (digits-em).",
+        complete="trained",
     ),
     READS_MODEL_OR_NAME,
 ]
@@ -108,6 +109,7 @@ ServedModels = Annotated[
             "ONNX files, TensorRT engines, or names from the zoo (digits-em); NAME=FILE sets the "
             "name that clients use."
         ),
+        complete="trained",
     ),
     PathRole(reads=True, check=check_model, named=_file),
 ]
@@ -126,16 +128,31 @@ Storage = Annotated[
 ]
 
 
+Fields = Annotated[
+    list[str] | None,
+    Option(
+        "--set",
+        help="A field of every model: preferred_batches (sizes that run as soon as they are reached, such as "
+        "8,16), queue_delay (microseconds that a request waits for others) or instances (copies that run at "
+        "the same time).",
+        metavar="NAME=VALUE",
+        panel="Batches and instances",
+    ),
+]
+
+
 @grouped
 def triton(
     models: ServedModels,
     output: _options.DeployedFolder,
     options: TritonOptions,
+    fields: Fields = None,
     as_json: _options.Json = False,
 ) -> None:
     """Write a model repository for Triton Inference Server."""
     from capsedge.deploy.triton import deploy_triton
 
+    options = replace(options, **assigned(TritonOptions, SET, fields or [], "--set"))
     made = deploy_triton(models, output, options, note=lambda text: log(f"note: {text}"))
     print_report(made, as_json)
 

@@ -17,11 +17,11 @@ from capsedge.cli._output import (
     stage_reporter,
     warn,
 )
-from capsedge.cli._parameters import Option
 from capsedge.cli._paths import READS, READS_ARRAYS, WRITES
 from capsedge.errors import UsageError
 from capsedge.exporters.export_options import ExportOptions
-from capsedge.options import LARGEST_COUNT, Options, option
+from capsedge.options import LARGEST_COUNT, Option, Options, option
+from capsedge.spec.vocabularies import ZOO_ROUTINGS
 
 if TYPE_CHECKING:
     from capsedge.exporters.export_report import ExportReport
@@ -30,7 +30,12 @@ if TYPE_CHECKING:
 
 Routing = Annotated[
     str | None,
-    Option("--routing", help="Which of the zoo's models: dynamic (the default), em or attention."),
+    Option(
+        "--routing",
+        help="Which of the zoo's models: dynamic (the default), em or attention.",
+        panel="Network",
+        complete=ZOO_ROUTINGS,
+    ),
 ]
 Output = Annotated[
     Path | None,
@@ -38,13 +43,13 @@ Output = Annotated[
     WRITES,
 ]
 Example = Annotated[
-    str | None,
+    list[str] | None,
     Option(
         "--example",
         help=(
-            "Input of --module without the batch, such as 1x28x28; several separated by commas, with "
-            "names and types as in hist:*50:int64,user:int64 (* before an axis that stays free); or an "
-            ".npy or .npz file. By default that of --inputs."
+            "Input of --module without the batch, such as 1x28x28; several separated by commas or each "
+            "with its own --example, with names and types as in hist:*50:int64,user:int64 (* before an "
+            "axis that stays free); or an .npy or .npz file. By default that of --inputs."
         ),
         panel="Your own network",
     ),
@@ -61,6 +66,7 @@ CheckInputs = Annotated[
             "Your own inputs, .npy or .npz, batch first. They are compared too, and for hard "
             "cases outside their range, a difference is only a warning."
         ),
+        panel="Limits",
     ),
     READS,
 ]
@@ -74,12 +80,20 @@ class FrozenOptions(Options):
         False,
         "Replace the routing by couplings averaged over --calib-data: an approximation, whose error is "
         "measured.",
+        panel="Frozen couplings",
     )
     calib_data: Path | None = option(
-        None, "Data set folder, npz, idx or images for --freeze-couplings.", path="data"
+        None,
+        "Data set folder, npz, idx or images for --freeze-couplings.",
+        path="data",
+        panel="Frozen couplings",
     )
     calib_images: int = option(
-        512, "Number of images drawn from --calib-data.", min=2, max=LARGEST_COUNT
+        512,
+        "Number of images drawn from --calib-data.",
+        min=2,
+        max=LARGEST_COUNT,
+        panel="Frozen couplings",
     )
 
     def check(self, converted: bool) -> None:
@@ -127,17 +141,15 @@ def command(
         checkpoint=checkpoint, routing=routing, iters=options.iterations,
         **{"freeze-couplings": frozen.freeze_couplings},
     )  # fmt: skip
-    example = _example(own, example, check_inputs)
+    shapes = _example(own, example or [], check_inputs)
     require(
         "onnx", "onnxruntime", "onnxscript", "torch",
         what="Export needs PyTorch and ONNX.", fix="pip install 'capsedge[export]'",
     )  # fmt: skip
-    from capsedge.runtime.user_metadata import Description
-
-    description = Description(**described.keywords(), typical=typical_data)
+    description = described.description(typical_data)
     job = _ExportArguments(options, description, check_inputs, output, dry_run, as_json)
     if own is not None:
-        _export_user_module(own, str(example), job)
+        _export_user_module(own, shapes, job)
     else:
         _export_known(checkpoint, routing, frozen, job)
 
@@ -240,11 +252,15 @@ def _export_known(
     _show(made.report, subject, job.as_json, {"frozen_couplings": made.measured})
 
 
-def _example(
-    subject: UserModuleSpec | None, example: str | None, inputs: Path | None
-) -> str | None:
+def _example(subject: UserModuleSpec | None, example: list[str], inputs: Path | None) -> str:
     """The given example; without one, the user's own inputs."""
-    if subject is not None and example is None:
+    if len(example) > 1 and any(each.endswith((".npy", ".npz")) for each in example):
+        raise UsageError(
+            "--example takes one file.",
+            "An .npz file holds an array for each input.",
+            "Pass a single .npz file, or the shape of each input.",
+        )
+    if subject is not None and not example:
         if inputs is not None:
             return str(inputs)
         raise UsageError(
@@ -252,13 +268,13 @@ def _example(
             "The input shape is otherwise unknown.",
             "Add the shape of one image, channels first: --example 1x28x28",
         )
-    if subject is None and example is not None:
+    if subject is None and example:
         raise UsageError(
             "--example needs --module.",
             "The input shape of the package's models is known.",
             "Leave it out.",
         )
-    return example
+    return ",".join(example)
 
 
 @dataclass(frozen=True)

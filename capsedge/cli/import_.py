@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from capsedge.cli import _options
-from capsedge.cli._options import MetadataOptions, grouped
+from capsedge.cli._options import Argument, MetadataOptions, grouped
 from capsedge.cli._output import (
     comparing,
     log_next,
@@ -17,10 +17,10 @@ from capsedge.cli._output import (
     require,
     stage_reporter,
 )
-from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._paths import READS, WRITES
 from capsedge.errors import UsageError
 from capsedge.importers.import_options import ImportOptions
+from capsedge.options import Option
 
 Files = Annotated[
     list[Path] | None,
@@ -62,10 +62,9 @@ def command(
         "torch", "safetensors", what="Import needs PyTorch.", fix="pip install 'capsedge[import]'"
     )
     from capsedge.importers.import_checkpoint import import_checkpoint
-    from capsedge.runtime.user_metadata import Description
 
     target = output or _default_output(files)
-    description = Description(**described.keywords())
+    description = described.description()
     stage_reporter(as_json)(
         "reading the weights, building the network"
         + (", comparing" if options.reference_code else "")

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from capsedge.cli import _options, _output
-from capsedge.cli._options import grouped
-from capsedge.cli._parameters import Argument, Option
+from capsedge.cli._options import Argument, grouped
 from capsedge.cli._paths import READS, READS_IMAGES, READS_MODEL_OR_NAME, WRITES
 from capsedge.errors import ExitCode, UsageError
-from capsedge.options import LARGEST_COUNT
+from capsedge.options import LARGEST_COUNT, Option
 from capsedge.runtime.progress import Progress, silent
 from capsedge.runtime.runtime_options import RuntimeOptions
 
@@ -56,6 +55,7 @@ Models = Annotated[
             "ONNX file, TensorRT engine, or a name from the zoo (digits-em); digits-dynamic by "
             "default. Repeat it for an ensemble, which averages scores."
         ),
+        complete="trained",
     ),
     READS_MODEL_OR_NAME,
 ]

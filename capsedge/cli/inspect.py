@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from capsedge.cli import _options, _output
+from capsedge.cli._options import Argument
 from capsedge.cli._output import print_table
-from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._paths import READS
 from capsedge.errors import UsageError
+from capsedge.options import Option
 from capsedge.runtime.files import reading
 from capsedge.runtime.files.formats import is_engine
 
@@ -38,13 +39,14 @@ ForDevice = Annotated[
     Option(
         "--device",
         help="With --forecast: check whether the model fits a device, such as orin-nano-8gb.",
+        complete="boards",
     ),
 ]
 
 
 def command(
     file: File,
-    batch: _options.BatchSizes = "1,8",
+    batch: _options.BatchSizes = (1, 8),
     forecast: Forecast = False,
     layers: Layers = False,
     device: ForDevice = None,
@@ -54,7 +56,7 @@ def command(
     from capsedge.runtime.inspection import inspect
     from capsedge.runtime.inspection_report import Inspection
 
-    batches = _options.batch_sizes(batch)
+    batches = sorted(set(batch))
     if reading.path_kind(file) == reading.FOLDER:
         _c_folder(file, {"forecast": forecast, "layers": layers, "device": device}, as_json)
         return

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Annotated
 
 from capsedge.cli import _options
-from capsedge.cli._options import MetadataOptions, Typical, grouped
+from capsedge.cli._options import Argument, MetadataOptions, Typical, grouped
 from capsedge.cli._output import print_report, require, stage_reporter
-from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._paths import READS_MODEL, WRITES
 from capsedge.optimization.optimize_options import OptimizeOptions
+from capsedge.options import Option
 
 Model = Annotated[Path, Argument(help="ONNX file from any tool, opset 8 or later."), READS_MODEL]
 Output = Annotated[
@@ -40,13 +40,12 @@ def command(
         fix="pip install 'capsedge[build]'",
     )  # fmt: skip
     from capsedge.optimization.optimize import optimize
-    from capsedge.runtime.user_metadata import Description
 
     done = optimize(
         model,
         output or model.parent / f"{model.stem}.fused.onnx",
         options,
-        description=Description(**described.keywords(), typical=typical_data),
+        description=described.description(typical_data),
         progress=stage_reporter(as_json),
     )
     print_report(done, as_json)

@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from capsedge.cli import _options, _output
-from capsedge.cli._options import UserModuleOptions, grouped
-from capsedge.cli._parameters import Argument, Option
+from capsedge.cli._options import Argument, Only, UserModuleOptions, grouped
 from capsedge.cli._paths import READS, READS_MODEL, WRITES
 from capsedge.errors import ExitCode, UsageError
-from capsedge.options import words
+from capsedge.options import Option
 from capsedge.runtime.files.writing import check_writable
 from capsedge.runtime.profiling.profile_options import ProfileOptions
 from capsedge.runtime.result_summary import check_chart
 from capsedge.runtime.runtime_options import RuntimeOptions
+from capsedge.spec.vocabularies import PEERS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -34,19 +34,26 @@ Inputs = Annotated[
     Option(
         "--inputs",
         help="Input arrays, .npy or .npz, batch first, instead of random ones of size --batch.",
+        panel="Measurement",
     ),
     READS,
 ]
 Compare = Annotated[
-    str,
+    tuple[str, ...],
     Option(
         "--compare",
-        help="Other backends to measure in alternation: torch, ort, openvino, litert, mnn.",
+        help="Other backends to measure in alternation.",
+        choices=PEERS,
+        panel="Comparison",
     ),
 ]
 Checkpoint = Annotated[
     Path | None,
-    Option("--checkpoint", help="Checkpoint for --compare torch; the zoo's by default."),
+    Option(
+        "--checkpoint",
+        help="Checkpoint for --compare torch; the zoo's by default.",
+        panel="Comparison",
+    ),
     READS,
 ]
 PeerModel = Annotated[
@@ -54,33 +61,33 @@ PeerModel = Annotated[
     Option(
         "--peer-model",
         help="Another file for the backends of --compare, for example the portable export.",
+        panel="Comparison",
     ),
     READS_MODEL,
 ]
-Html = Annotated[Path | None, Option("--html", help="Write the report as one HTML file."), WRITES]
-Png = Annotated[Path | None, Option("--png", help="Write the report's charts as a PNG."), WRITES]
-Markdown = Annotated[
-    Path | None, Option("--markdown", help="Write the report as Markdown."), WRITES
+Reports = Annotated[
+    list[Path] | None,
+    Option(
+        "--report",
+        help="Write the report as *.html, *.md or *.png (charts), or a few runs as *.json, a trace for "
+        "Perfetto.",
+    ),
+    WRITES,
 ]
-Trace = Annotated[
-    Path | None, Option("--trace", help="Write a few runs as a trace for Perfetto."), WRITES
-]
+_HTML, _CHARTS, _TEXT, _TRACE = ".html", ".png", ".md", ".json"
 
 
 @grouped
 def command(
     options: ProfileOptions,
-    runtime: RuntimeOptions,
+    runtime: Annotated[RuntimeOptions, Only("device", "threads", "ops", "graphs")],
     user_module: UserModuleOptions,
     models: Models = None,
-    compare: Compare = "",
+    compare: Compare = (),
     inputs: Inputs = None,
     checkpoint: Checkpoint = None,
     peer_model: PeerModel = None,
-    html: Html = None,
-    png: Png = None,
-    markdown: Markdown = None,
-    trace: Trace = None,
+    report: Reports = None,
     as_json: _options.Json = False,
 ) -> None:
     """Measure latency, memory and the time of every layer.
@@ -92,13 +99,13 @@ def command(
     from capsedge.runtime.profiling.compare_models import profile_models
     from capsedge.runtime.zoo import default_model
 
-    peers = words(compare)
+    peers = list(compare)
     check_installed(peers)
     source = user_module.spec(checkpoint=checkpoint)
     _check_peers(peers, checkpoint, peer_model, user_module.module)
-    _check_reports(html, png, markdown, trace, options.operators)
+    _check_reports(report or [], options.operators)
     sessions = [load(path, runtime) for path in models or [default_model()]]
-    report = profile_models(
+    profiled = profile_models(
         sessions,
         options,
         inputs=None if inputs is None else _arrays(inputs, sessions),
@@ -110,9 +117,9 @@ def command(
         peer_model=peer_model,
         progress=_output.log,
     )
-    _write(report, html, png, markdown, trace)
-    _output.print_report(report, as_json)
-    if any(found.failed for found in report.comparisons):
+    _write(profiled, report or [])
+    _output.print_report(profiled, as_json)
+    if any(found.failed for found in profiled.comparisons):
         _output.log("error: a peer computes different outputs and was not timed.")
         raise SystemExit(int(ExitCode.PARITY))
 
@@ -146,25 +153,25 @@ def _check_peers(
             )
 
 
-def _check_reports(
-    html: Path | None,
-    png: Path | None,
-    markdown: Path | None,
-    trace: Path | None,
-    operators: bool,
-) -> None:
-    for target in (markdown, trace):
-        if target is not None:
-            check_writable(target)
-    for target in (html, png):
-        if target is not None:
-            check_chart(target)
-    if trace is not None and not operators:
-        raise UsageError(
-            "--trace and --no-operators cannot be used together.",
-            "A trace shows the operators.",
-            "Leave out --no-operators.",
-        )
+def _check_reports(files: list[Path], operators: bool) -> None:
+    for file in files:
+        suffix = file.suffix.lower()
+        if suffix not in (_HTML, _CHARTS, _TEXT, _TRACE):
+            raise UsageError(
+                f"A report cannot be written to {file}.",
+                "The suffix decides what is written: .html, .md, .png, or .json for a trace.",
+                "For example: --report report.html.",
+            )
+        if suffix in (_HTML, _CHARTS):
+            check_chart(file)
+        else:
+            check_writable(file)
+        if suffix == _TRACE and not operators:
+            raise UsageError(
+                f"{file} and --no-operators cannot be used together.",
+                "A trace shows the operators.",
+                "Leave out --no-operators.",
+            )
 
 
 def _checkpoints(sessions: list[Session], named: Path | None) -> list[Path]:
@@ -173,23 +180,17 @@ def _checkpoints(sessions: list[Session], named: Path | None) -> list[Path]:
     return [checkpoint_of(session, named) for session in sessions]
 
 
-def _write(
-    report: ProfileReport,
-    html: Path | None,
-    png: Path | None,
-    markdown: Path | None,
-    trace: Path | None,
-) -> None:
+def _write(report: ProfileReport, files: list[Path]) -> None:
     from capsedge.runtime.files.writing import write_text
 
-    if html is not None:
-        report.save_html(html)
-    if png is not None:
-        report.save_png(png)
-    if markdown is not None:
-        write_text(markdown, report.to_markdown())
-    if trace is not None:
-        report.save_trace(trace)
-    for target in (html, png, markdown, trace):
-        if target is not None:
-            _output.log(f"wrote {target}")
+    for file in files:
+        suffix = file.suffix.lower()
+        if suffix == _HTML:
+            report.save_html(file)
+        elif suffix == _CHARTS:
+            report.save_png(file)
+        elif suffix == _TEXT:
+            write_text(file, report.to_markdown())
+        else:
+            report.save_trace(file)
+        _output.log(f"wrote {file}")

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from capsedge.cli import _options, _process
-from capsedge.cli._options import grouped
+from capsedge.cli._options import Argument, grouped
 from capsedge.cli._output import bar, log, log_next, print_report, require
-from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._paths import READS_DATA, READS_OR_NAME, PathRole
 from capsedge.optimization.prune_options import PruneOptions
+from capsedge.options import Option
 from capsedge.runtime.files.writing import REJECTED, with_suffix_appended
 from capsedge.spec import limits
 
@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 
 Checkpoint = Annotated[
     str,
-    Argument(metavar="MODEL|CHECKPOINT", help="A checkpoint, or a name from the zoo (digits-em)."),
+    Argument(
+        metavar="MODEL|CHECKPOINT",
+        help="A checkpoint, or a name from the zoo (digits-em).",
+        complete="trained",
+    ),
     READS_OR_NAME,
 ]
 Data = Annotated[

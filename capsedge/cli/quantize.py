@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from capsedge.calibration.quantize_options import QuantizeOptions
 from capsedge.cli import _options
-from capsedge.cli._options import grouped
+from capsedge.cli._options import Argument, grouped
 from capsedge.cli._output import log_next, print_report, require, stages, warn
-from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._paths import READS_DATA, READS_MODEL, WRITES, PathRole
 from capsedge.errors import ParityError, UsageError
+from capsedge.options import Option
 from capsedge.runtime.files.writing import REJECTED, with_suffix_appended
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ CalibData = Annotated[
             "Calibration images: data set folder (its training split), npz, npy, idx or images; "
             "prepared arrays for a file without preprocessing."
         ),
+        panel="Calibration",
     ),
     READS_DATA,
 ]
@@ -38,6 +39,7 @@ Data = Annotated[
             "Images for the comparison with FP32, labelled to measure accuracy; by default the "
             "test split of --calib-data, or its remaining images."
         ),
+        panel="Images to evaluate on",
     ),
     READS_DATA,
 ]
@@ -50,7 +52,11 @@ Sensitivity = Annotated[
 ]
 Picture = Annotated[
     Path | None,
-    Option("--picture", help="For mixed precision: draw the search, as .png or .svg."),
+    Option(
+        "--picture",
+        help="For mixed precision: draw the search, as .png or .svg.",
+        panel="Mixed precision",
+    ),
     WRITES,
 ]
 Output = Annotated[

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from capsedge.cli import _options, _output
-from capsedge.cli._options import grouped
-from capsedge.cli._parameters import Argument, Option
+from capsedge.cli._options import Argument, Only, grouped
 from capsedge.cli._paths import READS_DATA, READS_IMAGES, READS_MODEL_OR_NAME, WRITES
 from capsedge.errors import UsageError
-from capsedge.options import LARGEST_COUNT, words
+from capsedge.options import LARGEST_COUNT, Option, words
 from capsedge.runtime.runtime_options import RuntimeOptions
 
 if TYPE_CHECKING:
@@ -18,7 +17,10 @@ if TYPE_CHECKING:
 
 Model = Annotated[
     str,
-    Argument(help="ONNX file, TensorRT engine, or a name from the zoo (digits-em)."),
+    Argument(
+        help="ONNX file, TensorRT engine, or a name from the zoo (digits-em).",
+        complete="trained",
+    ),
     READS_MODEL_OR_NAME,
 ]
 Images = Annotated[
@@ -31,14 +33,20 @@ Output = Annotated[
     Option("-o", "--output", help="The picture: *.png, *.svg, or *.html for several."),
     WRITES,
 ]
+# Written out, because the module that draws them needs numpy; a test compares.
+PICTURES = (
+    *("reconstructions", "segmentation", "dimensions", "iterations", "couplings", "agreement"),
+    *("responsibilities", "capsules", "hardest"),
+)
 What = Annotated[
-    str,
+    tuple[str, ...],
     Option(
         "--what",
         help=(
-            "Pictures, for example segmentation,capsules; an unknown name lists all. By default "
-            "the first that the file supports; with *.html all of them."
+            "Pictures, for example segmentation,capsules. By default the first that the file supports; with "
+            "*.html all of them."
         ),
+        choices=PICTURES,
     ),
 ]
 Labels = Annotated[
@@ -52,7 +60,7 @@ Labels = Annotated[
     ),
 ]
 Forced = Annotated[
-    str,
+    tuple[str, ...],
     Option(
         "--force",
         help="For segmentation: two classes to draw regardless of the prediction, for example 5,7.",
@@ -97,12 +105,12 @@ Invert = Annotated[bool, Option("--invert", help="Dark ink on a light background
 @grouped
 def command(
     model: Model,
-    runtime: RuntimeOptions,
+    runtime: Annotated[RuntimeOptions, Only("device", "ops")],
     images: Images = None,
     output: Output = None,
-    what: What = "",
+    what: What = (),
     label: Labels = None,
-    force: Forced = "",
+    force: Forced = (),
     of: Of = "",
     layer: Layer = "",
     data: Data = None,
@@ -128,7 +136,7 @@ def command(
         images=image_files(images or []),
         invert=invert,
         labels=[words(pair) for pair in label or ()],
-        forced=words(force),
+        forced=force,
         of=of,
         layer=layer,
         data=data,
@@ -137,7 +145,7 @@ def command(
     )
     session = load(model, runtime)
     several = output is not None and output.suffix.lower() == ".html"
-    names = figure_kinds.chosen(session, options, words(what), several)
+    names = figure_kinds.chosen(session, options, what, several)
     if output is not None:
         check_picture(output, len(names))
     pictures = [figure_kinds.KINDS[name].compute(session, options) for name in names]

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from capsedge.cli import _options
-from capsedge.cli._options import grouped
+from capsedge.cli._options import Argument, grouped
 from capsedge.cli._output import log, print_json
-from capsedge.cli._parameters import Argument
 from capsedge.cli._paths import PathRole, check_model, file_or_name
 from capsedge.cli._process import leave
 from capsedge.serving.serve_options import ServeOptions
@@ -32,6 +31,7 @@ Models = Annotated[
             "ONNX files, TensorRT engines, or names from the zoo (digits-em); NAME=FILE or "
             "NAME:VERSION=FILE sets the name that clients use."
         ),
+        complete="trained",
     ),
     PathRole(reads=True, check=check_model, named=_file),
 ]

@@ -9,9 +9,9 @@ from typing import Annotated
 from capsedge.cli import _options
 from capsedge.cli._options import grouped
 from capsedge.cli._output import log, print_report, require, say
-from capsedge.cli._parameters import Option
 from capsedge.cli._paths import READS_DATA, READS_OR_NAME, WRITES
 from capsedge.optimization.sweep_options import SweepOptions
+from capsedge.options import Option
 from capsedge.runtime.zoo import DEFAULT
 
 Data = Annotated[
@@ -32,6 +32,7 @@ Checkpoints = Annotated[
         metavar="NAME|FILE",
         help="Checkpoint, .safetensors or .pt, or a name from the zoo (digits-em); the zoo's digit model by "
         "default. Repeatable, for example for a network and its pruned versions.",
+        complete="trained",
     ),
     READS_OR_NAME,
 ]

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 from capsedge.cli import _options, _process
 from capsedge.cli._options import grouped
 from capsedge.cli._output import bar, log, log_next, print_json, print_table, require, say
-from capsedge.cli._parameters import Option
 from capsedge.cli._paths import READS_DATA, PathRole
 from capsedge.errors import UsageError
-from capsedge.models.training.train_options import TrainOptions
+from capsedge.models.training.train_options import RECIPE_FIELDS, RECIPES, TrainOptions
+from capsedge.options import Option, assigned
 
 
 def _written(folder: Path) -> list[Path]:
@@ -47,6 +47,20 @@ Output = Annotated[
     ),
     PathRole(written=_written, creates=True),
 ]
+Recipe = Annotated[
+    list[str] | None,
+    Option(
+        "--recipe",
+        help=(
+            "sabour (Adam, rate falling exponentially) or tsai (SGD in steps, no average), or a field: "
+            "schedule (one-cycle, exponential, multistep), pairs (none, overlap: MultiMNIST, diverse: "
+            "DiverseMultiMNIST), average (decay of the moving average that is kept, 0.999; 0 for none), "
+            "patience (epochs without gain until the end; half of all, 0 never)."
+        ),
+        metavar="NAME|FIELD=VALUE",
+        panel="Recipe",
+    ),
+]
 _ACCURACIES = {
     "test": "test accuracy",
     "validation": "validation accuracy",
@@ -59,6 +73,7 @@ def command(
     options: TrainOptions,
     data: Data = None,
     output: Output = None,
+    recipe: Recipe = None,
     listed: Listed = False,
     as_json: _options.Json = False,
 ) -> None:
@@ -77,6 +92,7 @@ def command(
             "",
             "Run `capsedge train --data FOLDER -o RUN`, or `capsedge train --list` for the models.",
         )
+    options = _with_recipe(options, recipe or [])
     from capsedge.models.training.run import train
 
     lines: list[dict[str, Any]] = []
@@ -99,6 +115,19 @@ def command(
         say(checkpoint)
         source, target = shlex.quote(str(checkpoint)), shlex.quote(str(output / "model.onnx"))
         log_next(f"capsedge export --checkpoint {source} -o {target}")
+
+
+def _with_recipe(options: TrainOptions, texts: list[str]) -> TrainOptions:
+    """The options with what ``--recipe`` sets; ``--lr`` comes before the rate of a recipe."""
+    fields: dict[str, Any] = {}
+    for text in texts:
+        named = RECIPES.get(text)
+        fields |= (
+            assigned(TrainOptions, RECIPE_FIELDS, [text], "--recipe") if named is None else named
+        )
+    if options.learning_rate is not None:
+        fields.pop("learning_rate", None)
+    return replace(options, **fields)
 
 
 def _list(as_json: bool) -> None:

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from capsedge.cli import _options, _output
-from capsedge.cli._options import UserModuleOptions, grouped
+from capsedge.cli._options import Argument, UserModuleOptions, grouped
 from capsedge.cli._output import comparing, stage_reporter
-from capsedge.cli._parameters import Argument, Option
 from capsedge.cli._paths import (
     READS,
     READS_DATA,
@@ -17,6 +16,7 @@ from capsedge.cli._paths import (
     WRITES,
 )
 from capsedge.errors import EnvironmentProblem, ExitCode, UsageError
+from capsedge.options import Option
 from capsedge.runtime.files.writing import check_writable
 from capsedge.verification.verify_options import VerifyOptions
 
@@ -31,6 +31,7 @@ Models = Annotated[
         metavar="MODEL...",
         help="ONNX file, TensorRT engine, name from the zoo (digits-em), or folder of `capsedge build "
         "--target c`; several for an ensemble.",
+        complete="trained",
     ),
     READS_MODEL_OR_FOLDER,
 ]
@@ -41,6 +42,7 @@ Checkpoints = Annotated[
         metavar="NAME|FILE",
         help="Checkpoint, .safetensors or .pt, that it was exported from, or its name in the zoo; by default "
         "the one that the file names. Repeat it for the members of an ensemble.",
+        complete="trained",
     ),
     READS_OR_NAME,
 ]
@@ -49,6 +51,7 @@ Data = Annotated[
     Option(
         "--data",
         help="Data set folder (its test split), npz, idx or images; by default the bundled samples.",
+        panel="Images to evaluate on",
     ),
     READS_DATA,
 ]
@@ -60,6 +63,7 @@ Inputs = Annotated[
             "Instead of --data: .npz or .npy with an array for each input, by name, batch first. "
             "Without either, a file that does not take images gets random values."
         ),
+        panel="Images to evaluate on",
     ),
     READS,
 ]

@@ -201,7 +201,7 @@ def _check_plugins(loaded: Sequence[_ModelSpec]) -> None:
             f"KServe's Triton runtime cannot run {fused[0]}.",
             "It is an engine with fused routing, and the runtime has no plugin library for it.",
             "Build the engine with plugin 'native', or choose other models.",
-            command="Build the engine with `capsedge build --plugin native`, or choose other models: --load",
+            command="Build the engine with `capsedge build --plugin native`, or deploy other models.",
         )
 
 

@@ -99,6 +99,7 @@ class BuildOptions(Options):
         "fused: routing in the plugin library; native: no plugin; auto: fused if the library is installed, "
         "native for tensorrt-rtx.",
         choices=PLUGIN_CHOICES,
+        panel="Build",
     )
     batch: _Size | None = option(
         None,
@@ -119,12 +120,28 @@ class BuildOptions(Options):
         "Scratch memory that TensorRT may use, for example 512M or 2G; all by default.",
         metavar="SIZE",
         parse=_bytes,
+        panel="Build",
     )
     timing_cache: Path | None = option(
-        None, "File with timings that make later builds faster.", path="updates"
+        None,
+        "File with timings that make later builds faster.",
+        path="updates",
+        panel="Build",
     )
-    optimization_level: int = option(3, "TensorRT's effort, 0 to 5.", min=0, max=5)
-    device: int = option(0, "Number of the GPU.", min=0, max=1023)
+    optimization_level: int = option(
+        3,
+        "TensorRT's effort, 0 to 5.",
+        min=0,
+        max=5,
+        panel="Build",
+    )
+    device: int = option(
+        0,
+        "Number of the GPU.",
+        min=0,
+        max=1023,
+        panel="Build",
+    )
     name: str | None = option(
         None,
         "With --target c: prefix of all symbols; with wasm: name of the files; from the file's name by "

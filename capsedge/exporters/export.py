@@ -45,6 +45,7 @@ from capsedge.models.checkpoint import check_finite
 from capsedge.models.user.unsaved_tensors import unregistered
 from capsedge.options import takes
 from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime
+from capsedge.runtime.description_fields import DescriptionLike, description_of
 from capsedge.runtime.files.writing import OUTPUT, as_path, check_writable, write_bytes
 from capsedge.runtime.metadata.metadata import ModelMetadata
 from capsedge.runtime.progress import Progress, silent
@@ -58,7 +59,7 @@ if TYPE_CHECKING:
     from capsedge.keywords import ExportKeywords
 
 
-@takes(ExportOptions, Description)
+@takes(ExportOptions)
 def export(
     module: nn.Module,
     path: Path | str | None,
@@ -67,7 +68,7 @@ def export(
     example: Example | None = None,
     free_axes: FreeAxes | None = None,
     check_inputs: Inputs | None = None,
-    description: Description | None = None,
+    description: DescriptionLike | None = None,
     progress: Progress = silent,
     **_keywords: Unpack[ExportKeywords],
 ) -> ExportReport:
@@ -89,7 +90,8 @@ def export(
             history: ``{"hist": [1]}``. Axes that have the same size in the example share one length.
         check_inputs: your own inputs to compare as well (a file, arrays, or a mapping by input name).
             Differences on hard cases outside their range are then only warnings.
-        description: classes, preprocessing, task, outputs and typical images, for the metadata.
+        description: classes, preprocessing, task, outputs and typical images, for the metadata: a mapping, a
+            TOML file with the same fields (docs/reference/metadata.md), or a `Description`.
         progress: called with a description of each step.
 
     Returns:
@@ -108,7 +110,7 @@ def export(
         >>> capsedge.export(model, "one-pass.onnx", iterations=1, opset=18)
     """
     job = _checked(
-        module, path, options, example, free_axes, check_inputs, description or Description()
+        module, path, options, example, free_axes, check_inputs, description_of(description)
     )
     with _evaluating(module):
         captured = _captured(job, progress)

@@ -31,6 +31,7 @@ class ExportOptions(Options):
         "--iters",
         min=1,
         max=limits.ITERATIONS,
+        panel="Network",
     )
     ops: Ops = option(
         "auto",
@@ -49,7 +50,7 @@ class ExportOptions(Options):
         "Additional outputs: reconstruction, couplings, trace; of your own network only trace.",
         "--with",
     )
-    no_rewrite: tuple[Rewrite, ...] = option((), "Leave out exact rewrites.")
+    no_rewrite: tuple[Rewrite, ...] = option((), "Leave out exact rewrites.", python_only=True)
     output_names: tuple[str, ...] = option(
         (),
         "Names of the outputs of your own network, instead of those of its dict or named tuple.",
@@ -60,6 +61,7 @@ class ExportOptions(Options):
         "Tolerance of the comparison: absolute, and relative to the length of a pose.",
         metavar="ATOL,RTOL",
         parse=tolerance,
+        panel="Limits",
     )
     checkpoint_sha256: str = option(
         "",

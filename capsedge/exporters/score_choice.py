@@ -58,7 +58,7 @@ def with_scores(
             f"There is no output {named}.",
             f"The network has {', '.join(outputs)}.",
             f"Choose one of them: outputs=Outputs(scores={next(iter(outputs))!r}).",
-            command=f"Choose one of them: --scores {next(iter(outputs))}.",
+            command=f"Choose one of them: --describe scores={next(iter(outputs))}.",
         )
     names = description.class_names if description.class_names is not None else declared.class_names
     choice = choose_scores(

@@ -431,7 +431,7 @@ def _classes_of(
             f"The networks of the family {family.name} are classifiers.",
             "The given outputs belong to a regression, or have other names.",
             "Leave out `outputs` and the task.",
-            command="Leave out --outputs, --units, --values, --scores, --poses and --task regression.",
+            command="Leave out --task regression, and outputs, units, values, scores and poses.",
         )
     if choices.classes is not None:
         if len(choices.classes) != count:

@@ -28,6 +28,7 @@ from capsedge.models import CapsuleModel
 from capsedge.models.checkpoint import save_checkpoint
 from capsedge.models.configs import ModelConfig
 from capsedge.options import takes
+from capsedge.runtime.description_fields import DescriptionLike, description_of
 from capsedge.runtime.files.json_documents import dump
 from capsedge.runtime.files.writing import (
     OUTPUT,
@@ -117,13 +118,13 @@ class ImportReport(Report):
         }
 
 
-@takes(ImportOptions, Description)
+@takes(ImportOptions)
 def import_checkpoint(
     file: Path | str | Sequence[Path | str],
     path: Path | str | None = None,
     options: ImportOptions = ImportOptions(),
     *,
-    description: Description | None = None,
+    description: DescriptionLike | None = None,
     progress: Progress = silent,
     **_keywords: Unpack[ImportKeywords],
 ) -> ImportReport:
@@ -140,8 +141,7 @@ def import_checkpoint(
         file: ``.pt``, ``.pth``, ``.safetensors``, ``.npz``, ``.h5``, ``.keras`` and others; several files
             make an ensemble.
         path: the checkpoint to write, ``.safetensors``; none by default.
-        description: classes, preprocessing, task and outputs. Some fields of the preprocessing are enough:
-            ``{"height": 28, "width": 28}``.
+        description: classes, preprocessing, task and outputs, as for `export`: ``{"size": "28x28"}``.
         progress: called during the comparison with the number of inputs done and the total.
 
     Returns:
@@ -162,7 +162,7 @@ def import_checkpoint(
     together = file if isinstance(file, (list, tuple)) else [file]
     files = [as_path(f, WEIGHTS) for f in together]
     target = None if path is None else as_path(path, OUTPUT)
-    answers = _choices(options, description or Description())
+    answers = _choices(options, description_of(description))
     if target is not None:
         _check_output(target)
     family, data, limit = options.family, options.data, options.limit

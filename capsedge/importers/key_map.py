@@ -18,7 +18,6 @@ Steps are applied in order, as in NumPy. ``[model]`` sets fields of the configur
 from __future__ import annotations
 
 import fnmatch
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,11 +25,10 @@ from typing import Any
 
 import numpy as np
 
-from capsedge.errors import EnvironmentProblem, UsageError
+from capsedge.errors import UsageError
 from capsedge.importers.family import Floats, Weights
-from capsedge.runtime.files.json_documents import MalformedJson, check, decode
-from capsedge.runtime.files.reading import open_regular_file
-from capsedge.spec import limits
+from capsedge.runtime.files.json_documents import MalformedJson, decode
+from capsedge.runtime.files.toml import read_toml
 
 
 @dataclass(frozen=True)
@@ -50,29 +48,12 @@ class KeyMap:
 
 def read_key_map(path: Path | str) -> KeyMap:
     """Read a key map."""
-    with open_regular_file(path, "Check the path of the key map.") as file:
-        data = file.read(limits.JSON_BYTES + 1)
     try:
-        if len(data) > limits.JSON_BYTES:
-            raise MalformedJson(f"it has over {limits.JSON_BYTES // limits.MIB} MiB")
-        return decode(KeyMap, check(_toml(data)))
-    except (MalformedJson, ValueError, RecursionError) as error:
+        return decode(KeyMap, read_toml(path, "Check the path of the key map."))
+    except MalformedJson as error:
         raise UsageError(
             f"{path} is not a key map.", f"{error}.", "See docs/how-to/import.md for an example."
         ) from error
-
-
-def _toml(data: bytes) -> dict[str, Any]:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        try:
-            import tomli as tomllib
-        except ImportError as error:
-            raise EnvironmentProblem(
-                "Key maps need tomli.", f"{error}.", "pip install 'capsedge[import]'"
-            ) from error
-    return tomllib.loads(data.decode())
 
 
 def apply(keys: KeyMap, weights: Weights) -> Weights:

@@ -16,8 +16,15 @@ class CascadeOptions(Options):
         "Minimum share of held-out images with the large network's decision.",
         min=0,
         max=1,
+        panel="Limits",
     )
-    max_share: float = option(0.5, "Maximum share of images that may be escalated.", min=0, max=1)
+    max_share: float = option(
+        0.5,
+        "Maximum share of images that may be escalated.",
+        min=0,
+        max=1,
+        panel="Limits",
+    )
     limit: int = option(
         10_000,
         "Use only N images of --data, chosen at random: half for thresholds, half for measurement.",

@@ -18,6 +18,7 @@ from capsedge.graph.check import checked
 from capsedge.graph.fusion import by_reason
 from capsedge.optimization.optimize_options import Batch, OptimizeOptions
 from capsedge.options import takes
+from capsedge.runtime.description_fields import DescriptionLike, description_of
 from capsedge.runtime.files.sandbox import SandboxLimits, run_in_sandbox
 from capsedge.runtime.files.text import format_bytes
 from capsedge.runtime.files.writing import (
@@ -137,13 +138,13 @@ class OptimizationReport(Report):
         }
 
 
-@takes(OptimizeOptions, Description)
+@takes(OptimizeOptions)
 def optimize(
     model: ModelLike,
     path: Path | str | None = None,
     options: OptimizeOptions = OptimizeOptions(),
     *,
-    description: Description | None = None,
+    description: DescriptionLike | None = None,
     progress: Progress = silent,
     **_keywords: Unpack[OptimizeKeywords],
 ) -> OptimizationReport:
@@ -175,20 +176,20 @@ def optimize(
     if path is not None:
         check_writable(path)
     batch, measure = options.batch, options.measure
-    description = with_typical_images(description)
+    described = with_typical_images(description_of(description))
     with as_file(model) as source:
         data, summary = read_harmless(source)
         size, data = len(data), checked(data, str(source))
-        if description:
-            describe_model(data, description, name=source)  # report errors before the work starts
+        if described:
+            describe_model(data, described, name=source)  # report errors before the work starts
         if summary.capsedge_nodes:
             opset = summary.opsets.get("", 0)
             note = f"it holds {len(summary.capsedge_nodes)} capsule operators already and is left as it is"
             document, better = _unchanged(opset, note), data
         else:
-            document, better = _optimized(data, str(source), summary, description, batch, progress)
-        if description:
-            made = describe_model(better, description, name=source)
+            document, better = _optimized(data, str(source), summary, described, batch, progress)
+        if described:
+            made = describe_model(better, described, name=source)
             better = made.data
             warnings = [f"warning: {warning}" for warning in made.warnings]
             document["notes"] = [*document["notes"], str(made), *warnings]

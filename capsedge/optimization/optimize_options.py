@@ -34,6 +34,7 @@ class OptimizeOptions(Options):
         "free: make a fixed batch free if the results stay the same; keep: leave it; N: fix it at N images.",
         metavar="free|keep|N",
         parse=_batch,
+        complete=("free", "keep"),
     )
 
     def __post_init__(self) -> None:

@@ -26,7 +26,6 @@ class PruneOptions(Options):
         "Use only N images of each split, chosen at random.",
         min=1,
         max=LARGEST_COUNT,
-        metavar="N",
     )
     target_speedup: float | None = option(
         None,
@@ -35,17 +34,25 @@ class PruneOptions(Options):
         min=1.01,
         max=1000,
     )
-    max_drop: float = option(0.1, "Allowed loss of accuracy in percentage points.", min=0, max=100)
+    max_drop: float = option(
+        0.1,
+        "Allowed loss of accuracy in percentage points.",
+        min=0,
+        max=100,
+        panel="Limits",
+    )
     criterion: str = option(
         "taylor",
         "taylor (change of the loss, first order) or look-ahead (norms of the weights).",
         choices=CRITERIA,
+        python_only=True,
     )
     epochs: int = option(
         6,
         "Epochs of fine-tuning in the last round; earlier rounds have a tenth.",
         min=1,
         max=MOST_EPOCHS,
+        panel="Fine-tuning",
     )
     learning_rate: float | None = option(
         None,
@@ -53,9 +60,13 @@ class PruneOptions(Options):
         "--lr",
         min=LEAST_RATE,
         max=LARGEST_RATE,
+        panel="Fine-tuning",
     )
     fast: bool = option(
-        False, "Fine-tune with the fast arithmetic of `capsedge train --fast`.", "--fast"
+        False,
+        "Fine-tune with the fast arithmetic of `capsedge train --fast`.",
+        "--fast",
+        panel="Fine-tuning",
     )
     seed: int = option(
         1, "Seed of the held-out images and of fine-tuning.", min=0, max=LARGEST_SEED

@@ -38,9 +38,14 @@ class SweepOptions(Options):
         "Use only N evaluation images, chosen at random.",
         min=1,
         max=LARGEST_COUNT,
-        metavar="N",
     )
-    threads: int = option(2, "Threads of one inference.", min=1, max=limits.RUN_THREADS)
+    threads: int = option(
+        2,
+        "Threads of one inference.",
+        min=1,
+        max=limits.RUN_THREADS,
+        panel="Execution",
+    )
     keep: Path | None = option(
         None, "Folder for the files; an interrupted sweep continues there.", path="keeps"
     )

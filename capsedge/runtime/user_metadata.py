@@ -169,7 +169,7 @@ _FITS = (
 )
 _FITS_COMMAND = (
     "Correct the option that describes it: --classes, --size, --range, --mean, --std, --task or "
-    "--outputs (docs/reference/metadata.md)."
+    "--describe (docs/reference/metadata.md)."
 )
 
 
@@ -430,7 +430,7 @@ def _values(requested: Outputs | None, base: Outputs | None, probed: Arrays, row
         sizes = ", ".join(f"{name} {_sizes(probed[name])}" for name in counts)
         raise ValueError(
             f"{len(names)} values are named, the outputs have {total}: {sizes}; name the outputs "
-            "that hold them: --values, in Python Outputs(values=...)"
+            "that hold them: --describe values=NAME, in Python Outputs(values=...)"
         )
     units = requested.units or (base.units if names == base.names else ()) or ("",)
     units = units * len(names) if len(units) == 1 else units

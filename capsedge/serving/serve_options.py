@@ -36,7 +36,6 @@ class ServeOptions(Options):
         "Port of gRPC; by default --port plus 1.",
         min=0,
         max=LAST_PORT,
-        metavar="N",
         panel=_ADDRESSES,
     )
     metrics_port: int | None = option(
@@ -44,7 +43,6 @@ class ServeOptions(Options):
         "Port of Prometheus metrics; by default --port plus 2.",
         min=0,
         max=LAST_PORT,
-        metavar="N",
         panel=_ADDRESSES,
     )
     host: str = option(
@@ -66,6 +64,7 @@ class ServeOptions(Options):
         metavar="auto|N",
         parse=_batch,
         panel=_EXECUTION,
+        complete=("auto",),
     )
     wait: float = option(
         0.0,
@@ -95,6 +94,7 @@ class ServeOptions(Options):
         None,
         "cpu, cuda or cuda:1; by default the CPU, or the GPU for an engine.",
         panel=_EXECUTION,
+        complete="devices",
     )
     graphs: bool | None = option(
         None,

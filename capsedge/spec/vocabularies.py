@@ -43,6 +43,12 @@ RUNTIMES: tuple[str, ...] = get_args(StandardRuntime)
 PEERS = ("ort", *RUNTIMES, "torch")  # peers that are compared with capsedge
 PROVIDERS = ("auto", "cpu", "cuda", "tensorrt")  # providers of ONNX Runtime
 
+# The fields of a description, which `runtime.description_fields` reads.
+DESCRIPTION_FIELDS = (
+    *("classes", "task", "size", "range", "mean", "std", "per_image", "order", "resize"),
+    *("scores", "score_kind", "poses", "values", "outputs", "units", "typical_data"),
+)
+
 # The type of each in C++ and TypeScript.
 VOCABULARIES: dict[str, tuple[str, ...]] = {
     "Task": TASKS,

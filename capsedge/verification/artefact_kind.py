@@ -22,7 +22,8 @@ def is_folder(artefact: object, made_from: Path | str | None) -> bool:
     if folder and made_from is None:
         raise UsageError(
             f"{artefact} is a folder.",
-            "A folder of C is verified with the ONNX file that it was made from.",
+            "A folder of C is compared with the ONNX file that it was made from, or with a checkpoint or "
+            "module of that file's network.",
             "Pass that file as made_from.",
             command="Add --reference MODEL.onnx.",
         )

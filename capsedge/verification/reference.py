@@ -121,6 +121,15 @@ class Reference:
             if self.own is not None:
                 self.unchecked = self.own.check_saved(given, self.batch or 0)
 
+    def noise(self, expected: Arrays, *inputs: NDArray[Any]) -> Arrays:
+        """The largest error of FP32 itself per image; broadcasts over the output's elements.
+
+        Args:
+            expected: what `run` returned for the inputs.
+        """
+        exact = self.run(*inputs, dtype=torch.float64)
+        return {name: _largest_error(expected[name], exact[name]) for name in expected}
+
     def conditioning(self, *inputs: NDArray[Any]) -> Arrays | None:
         """How far one rounding of all inputs and weights to FP32 moves each pose, the largest of a few draws.
 
@@ -226,6 +235,11 @@ class Reference:
             scored = AddedScores(0, self._chosen.classes, self._chosen.capsules)
             values[self._scores] = scored([values[self._chosen.made_of]])
         return values
+
+
+def _largest_error(rounded: NDArray[Any], exact: NDArray[Any]) -> NDArray[np.float64]:
+    error = np.abs(rounded.astype(np.float64) - exact).reshape(len(rounded), -1).max(axis=1)
+    return np.asarray(error, np.float64).reshape(-1, *[1] * (rounded.ndim - 1))
 
 
 def expected_of(module: nn.Module, outputs: Iterable[str]) -> list[str]:

@@ -41,6 +41,7 @@ from capsedge.verification.certificate import Certificate, Link
 from capsedge.verification.comparison import OutputComparison
 from capsedge.verification.compiled_c import CompiledC, open_folder
 from capsedge.verification.documents import ComparisonDocument, LinkFacts, SamplesDocument
+from capsedge.verification.file_reference import FileReference
 from capsedge.verification.reference import (
     Arrays,
     Reference,
@@ -95,7 +96,7 @@ def verify(
 
     Args:
         reference: a checkpoint file, a module of your own, or None for the checkpoint in the package that the
-            artefact names.
+            artefact names. A folder of C is then compared with the ONNX file that it was made from.
         artefact: an ONNX file, a TensorRT engine, a loaded session, or a folder of
             ``capsedge build --target c``, which is compiled and run on this machine.
         data: a data set folder, an npz file, idx files, or images; by default the package's samples.
@@ -160,7 +161,7 @@ def certify(
         samples, hard = _images(data, session, limit, rule)
     else:
         samples, hard = arrays_for(session, inputs, limit)
-    link, source = _source(reference, session)
+    links, source = _source(reference, session)
     limits = limits.of_outputs(source.outputs)
     runs = _image_runs if images else array_runs
     step = _steps(progress, len(samples) + len(hard))
@@ -173,7 +174,7 @@ def certify(
     # Neither engines nor C can be opened.
     opened = images and session.backend.engine_metadata is None
     opened = opened and not isinstance(session.backend, CompiledC)
-    if failures and not limits.approximate and opened:
+    if failures and not limits.approximate and opened and isinstance(source, Reference):
         from capsedge.verification.routing_errors import measure_routing_errors
 
         worst, are_hard = _worst_images(on_samples, on_hard, samples, hard)
@@ -183,7 +184,7 @@ def certify(
         *source.unchecked,
     ]
     return Certificate(
-        chain=(link, *_source_links(session), _artefact_link(session), *_c_link(session)),
+        chain=(*links, *_source_links(session), _artefact_link(session), *_c_link(session)),
         samples=_sample_facts(samples, on_samples.to_dict(samples.names), warnings),
         hard_cases={
             "names": list(hard.names),
@@ -235,8 +236,16 @@ def _check_file(session: Session) -> None:
     refuse_not_finite(stored, str(session.path))
 
 
-def _source(reference: ReferenceRun, session: Session) -> tuple[Link, Reference]:
-    """The reference of a file: its link in the chain, and the module that runs."""
+def _source(
+    reference: ReferenceRun, session: Session
+) -> tuple[tuple[Link, ...], Reference | FileReference]:
+    """The reference of a file: its link in the chain, and what runs.
+
+    C without a module or a checkpoint is compared with its ONNX file, which is in the chain already.
+    """
+    if reference is None and isinstance(session.backend, CompiledC):
+        names = [port.name for port in session.outputs]
+        return (), FileReference(session.path, names)
     inputs = [port.name for port in session.inputs]
     link, module = _reference(reference, session)
     module = in_order_of(module, inputs)
@@ -245,7 +254,7 @@ def _source(reference: ReferenceRun, session: Session) -> tuple[Link, Reference]
     source = Reference(module, names, ranks, session.metadata, session.backend.batches.fixed)
     if isinstance(reference, UserModule):
         source.own = reference.ordered(inputs)
-    return link, source
+    return (link,), source
 
 
 def _opened(artefact: Session | Path | str, options: VerifyOptions) -> Session:
@@ -330,7 +339,7 @@ def _image_runs(
 def _on_samples(
     runs: Runs,
     session: Session,
-    source: Reference,
+    source: Reference | FileReference,
     limits: Requirements,
     samples: ImageSet,
     step: Callable[[int], None],
@@ -359,7 +368,7 @@ def _on_samples(
 def _on_hard_cases(
     runs: Runs,
     session: Session,
-    source: Reference,
+    source: Reference | FileReference,
     limits: Requirements,
     step: Callable[[int], None],
 ) -> OutputComparison:
@@ -367,8 +376,8 @@ def _on_hard_cases(
     first = next(iter(limits.tolerances.values()))
     comparison = OutputComparison.of(session, limits.tolerances, tie=2 * first.atol)
     for inputs, found in runs:
-        expected, exact = source.run(*inputs), source.run(*inputs, dtype=torch.float64)
-        noise = {name: _largest_error(expected[name], exact[name]) for name in expected}
+        expected = source.run(*inputs)
+        noise = source.noise(expected, *inputs)
         defined = None
         if not (limits.explicit or limits.approximate):
             over = comparison.images_over(expected, found, noise)
@@ -379,7 +388,7 @@ def _on_hard_cases(
 
 
 def _defined(
-    source: Reference,
+    source: Reference | FileReference,
     inputs: tuple[NDArray[Any], ...],
     over: NDArray[np.intp],
     expected: Arrays,
@@ -558,12 +567,6 @@ def _samples(
             "Pass images of the model's size, or uint8 pixels, which are prepared automatically.",
         )
     return samples
-
-
-def _largest_error(rounded: NDArray[Any], exact: NDArray[Any]) -> NDArray[np.float64]:
-    """The largest error of FP32 per image; broadcasts over the output's elements."""
-    error = np.abs(rounded.astype(np.float64) - exact).reshape(len(rounded), -1).max(axis=1)
-    return np.asarray(error, np.float64).reshape(-1, *[1] * (rounded.ndim - 1))
 
 
 def _worst_images(

@@ -38,7 +38,11 @@ class VerifyOptions(Options):
     """How `capsedge.verify` runs a file, and what it requires of it."""
 
     limit: int | None = option(
-        None, "Only the first N samples.", min=1, max=LARGEST_COUNT, metavar="N"
+        None,
+        "Only the first N samples.",
+        min=1,
+        max=LARGEST_COUNT,
+        panel="Images to evaluate on",
     )
     tolerance: (
         tuple[OutputTolerance, ...] | tuple[float, float] | Mapping[str, tuple[float, float]]
@@ -48,23 +52,34 @@ class VerifyOptions(Options):
         "poses:1e-5,1e-4; repeatable.",
         metavar="[NAME:]ATOL,RTOL",
         parse=output_tolerance,
+        panel="Limits",
     )
     min_agreement: float | None = option(
         None,
         "Minimum share of equal decisions; 1 by default, less for quantized files.",
         min=0,
         max=1,
+        panel="Limits",
     )
     ops: str = option(
-        "auto", "auto, fused (operator library) or portable (function bodies).", choices=OPS
+        "auto",
+        "auto, fused (operator library) or portable (function bodies).",
+        choices=OPS,
+        panel="Execution",
     )
     device: str | None = option(
         None,
         "cpu, cuda or cuda:1: the device that the file is compared on; by default the CPU, or the GPU for an "
         "engine.",
+        panel="Execution",
+        complete="devices",
     )
     made_from: Path | None = option(
-        None, "The ONNX file that a folder of C was made from.", "--reference", path="model"
+        None,
+        "The ONNX file that a folder of C was made from, which the C is compared with, unless --checkpoint "
+        "or --module names its network in PyTorch.",
+        "--reference",
+        path="model",
     )
 
     def __post_init__(self) -> None:

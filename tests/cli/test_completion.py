@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import shutil
 import subprocess
@@ -21,9 +20,8 @@ from capsedge.runtime.onnx_file.forecast import DEVICES
 from capsedge.runtime.profiling.compare import PACKAGES
 from capsedge.runtime.zoo import ROUTINGS
 from capsedge.spec.vocabularies import PROVIDERS
-from tests.paths.table import callbacks
+from tools.docs.commands import verbs
 
-VERBS = callbacks()
 TRAINED = list(zoo.MODELS)
 
 
@@ -72,7 +70,8 @@ def starting(names: Iterable[str], start: str) -> list[str]:
         ("capsedge export --with rec", ["reconstruction"]),
         ("capsedge export --ops ", ["auto", "fused", "portable"]),
         ("capsedge deploy ", ["web", "triton", "kserve"]),
-        ("capsedge export --resize ", ["stretch", "pad", "crop", "center"]),
+        ("capsedge export --range ", ["0-1", "0-255", "-1-1"]),
+        ("capsedge export --describe res", ["resize="]),
     ],
 )
 def test_names(line: str, wanted: list[str]) -> None:
@@ -102,29 +101,19 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
         ("capsedge quantize x.onnx --calib-data my", []),
         ("capsedge export -o ", []),
         ("capsedge batch digits-em s3", []),
+        ("capsedge infer --model ", TRAINED),
+        ("capsedge infer ", []),
+        ("capsedge export --checkpoint di", starting(MODELS, "di")),
+        ("capsedge export --module ", []),
+        ("capsedge train --model em-", starting(MODELS, "em-")),
+        ("capsedge verify ", TRAINED),
+        ("capsedge verify x.onnx --checkpoint ", TRAINED),
+        ("capsedge deploy web ", TRAINED),
     ],
 )
 def test_files_are_left_to_the_shell(line: str, names: list[str]) -> None:
     """First of all, since bash forgets the names that come before."""
     assert answered(line) == [("file", line.split(" ")[-1]), *(("plain", name) for name in names)]
-
-
-@pytest.mark.parametrize(
-    ("line", "suffixes", "names"),
-    [
-        ("capsedge infer --model ", "onnx|engine", TRAINED),
-        ("capsedge infer ", "png|jpg|jpeg|gif|bmp|tif|tiff|webp", []),
-        ("capsedge quantize my", "onnx", []),
-        ("capsedge export --checkpoint di", "safetensors|pt", starting(MODELS, "di")),
-        ("capsedge export --module ", "py", []),
-        ("capsedge train --model em-", "safetensors|pt", starting(MODELS, "em-")),
-        ("capsedge verify ", "onnx|engine", TRAINED),
-        ("capsedge verify x.onnx --checkpoint ", "safetensors|pt", TRAINED),
-        ("capsedge deploy web ", "onnx", TRAINED),
-    ],
-)
-def test_files_by_suffix(line: str, suffixes: str, names: list[str]) -> None:
-    assert answered(line) == [("suffix", suffixes), *(("plain", name) for name in names)]
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
@@ -153,31 +142,20 @@ def test_bash(tmp_path: Path) -> None:
         env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
     )  # fmt: skip
     assert done.stdout.splitlines() == [
-        *("compopt -o filenames", " ".join(["folder", "a.onnx", *TRAINED])),
+        *("compopt -o default", " ".join(TRAINED)),
         *("compopt -o default", ""),
         "web triton kserve",
-        *("compopt -o filenames", " ".join(["folder", "a.onnx", *TRAINED])),
+        *("compopt -o default", " ".join(TRAINED)),
     ], done.stderr
 
 
-def test_no_name_is_left_over() -> None:
-    known = set()
-    for verb, callback in VERBS.items():
-        for name in inspect.signature(callback).parameters:
-            known |= {name, f"{verb} {name}"}
-    offered_for = {
-        *_completion.NAMES,
-        *_completion.LISTS,
-        *_completion.FILES,
-        *_completion.SUFFIXES,
+def test_every_source_is_used() -> None:
+    used = {
+        parameter.declared.complete
+        for verb in dict(verbs(app)).values()
+        for parameter in verb.params
     }
-    assert offered_for <= known
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_scripts_complete_by_suffix(shell: str) -> None:
-    script = CliRunner().invoke(app, ["--show-completion"], env={"SHELL": f"/bin/{shell}"}).stdout
-    assert script.count("suffix") >= 1
+    assert {name for name in used if isinstance(name, str)} == set(_completion.SOURCES)
 
 
 def test_words_are_those_that_the_verbs_take() -> None:
@@ -211,8 +189,8 @@ def test_nothing_heavy_is_imported() -> None:
         "from capsedge.cli import _completion\n"
         "import click\n"
         "ctx = click.Context(click.Command('x'))\n"
-        "for known in (*_completion.NAMES.values(), *_completion.LISTS.values()):\n"
-        "    known(ctx) if callable(known) else None\n"
+        "for known in _completion.SOURCES.values():\n"
+        "    known(ctx)\n"
         "assert not {'torch', 'onnx', 'onnxruntime', 'numpy'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

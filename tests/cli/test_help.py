@@ -9,7 +9,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from capsedge.cli import _help, app
+from capsedge.cli import app
 from capsedge.cli._verbs import FIRST_COMMANDS
 from tests.conftest import ROOT
 from tools.docs.commands import verbs
@@ -50,13 +50,6 @@ def test_the_examples_parse() -> None:
         values, rest, _ = command.make_parser(context).parse_args(words[at + len(verb.split()) :])
         missing = [p.name for p in command.params if p.required and not values.get(p.name)]
         assert (rest, missing) == ([], []), line
-
-
-def test_no_group_of_options_is_left_over() -> None:
-    known = {
-        name for verb, c in VERBS.items() for p in c.params for name in (p.name, f"{verb} {p.name}")
-    }
-    assert set(_help._GROUPS) <= known
 
 
 def test_documented_in_the_order_of_the_help():

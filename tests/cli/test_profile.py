@@ -27,7 +27,7 @@ def run(*options: str) -> tuple[int, str]:
 @pytest.mark.thorough
 def test_json_and_files(tmp_path: Path):
     html, trace, text = (tmp_path / f"report.{e}" for e in ("html", "json", "md"))
-    options = ["--html", str(html), "--trace", str(trace), "--markdown", str(text), "--json"]
+    options = ["--report", str(html), "--report", str(trace), "--report", str(text), "--json"]
     code, out = run(MODEL, "--batch", "1,2", *QUICK, *options)
     document = json.loads(out)
     assert code == 0
@@ -67,8 +67,9 @@ def test_a_peer_that_computes_something_else_is_exit_code_4(tmp_path: Path, monk
         (["--batch", "one"], UsageError),
         (["--batch", "0"], UsageError),
         (["--duration", "-1"], UsageError),
-        (["--html", "nowhere/report.html"], UsageError),
-        (["--trace", "t.json", "--no-operators"], UsageError),
+        (["--report", "nowhere/report.html"], UsageError),
+        (["--report", "report.pdf"], UsageError),
+        (["--report", "t.json", "--no-operators"], UsageError),
         (["--compare", "ort", "--peer-model", "nowhere.onnx"], UsageError),
         (["--peer-model", MODEL], UsageError),
         (["--compare", "ort", "--checkpoint", "model.safetensors"], UsageError),

@@ -61,7 +61,7 @@ def shell(
 def test_interrupted(tmp_path: Path):
     report = tmp_path / "report.html"
     with running(
-        "profile", MODEL, "--duration", "600", "--html", report,
+        "profile", MODEL, "--duration", "600", "--report", report,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     ) as process:  # fmt: skip
         assert process.stderr is not None

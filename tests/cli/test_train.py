@@ -105,8 +105,8 @@ def test_data_with_test_images_record_what_was_trained_on(data: Path) -> None:
     [
         (["--model", "digits-emm"], "digits-em"),
         (["--data", "absent"], "There is no absent"),
-        (["--schedule", "never"], "never"),
-        (["--pairs", "triple"], "triple"),
+        (["--recipe", "schedule=never"], "never"),
+        (["--recipe", "pairs=triple"], "triple"),
         (["--iters", "0"], "Invalid --iters 0"),
         (["--lr", "-1"], "Invalid --lr -1"),
         (["--lr", "nan"], "Invalid --lr nan"),
@@ -121,7 +121,11 @@ def test_data_with_test_images_record_what_was_trained_on(data: Path) -> None:
     ],
 )
 def test_refuses(data: Path, arguments: list[str], message: str) -> None:
-    done = invoke(*RUN, "--data", data, "-o", data / "run", *arguments)
+    words = [*RUN, "--data", data, "-o", data / "run"]
+    if arguments[0] in words:  # an option is given once
+        at = words.index(arguments[0])
+        del words[at : at + 2]
+    done = invoke(*words, *arguments)
     assert isinstance(done.exception, UsageError)
     assert message in str(done.exception)
     assert not (data / "run").exists()
@@ -138,3 +142,28 @@ def test_a_size_that_no_preprocessing_takes(data: Path) -> None:
     assert isinstance(result.exception, UsageError)
     assert "from 1 to 4096" in str(result.exception)
     Preprocessing(4096, 4096, 3)
+
+
+def test_recipes() -> None:
+    """A paper's name sets several fields; a later field and ``--lr`` come before it."""
+    from capsedge.cli.train import _with_recipe
+    from capsedge.errors import UsageError
+    from capsedge.models.training.train_options import TrainOptions
+
+    plain = TrainOptions()
+    assert _with_recipe(plain, []) == plain
+    found = _with_recipe(plain, ["tsai", "average=0.9", "patience=3", "pairs=overlap"])
+    assert (found.schedule, found.learning_rate, found.average) == ("multistep", 0.1, 0.9)
+    assert (found.patience, found.pairs) == (3, "overlap")
+    assert _with_recipe(TrainOptions(learning_rate=0.5), ["sabour"]).learning_rate == 0.5
+    for wrong in (
+        "hinton",
+        "epochs=3",
+        "average=2",
+        "average=x",
+        "patience=0.5",
+        "schedule=",
+        "pairs",
+    ):
+        with pytest.raises(UsageError):
+            _with_recipe(plain, [wrong])

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from capsedge.cli import _run, app
+from capsedge.cli._types import Real, Whole, inner
+from capsedge.errors import UsageError
 from tests.conftest import ROOT
 from tools.docs.commands import verbs
 
@@ -57,14 +59,19 @@ def wrong() -> Iterator[tuple[str, list[str], str]]:
                 yield "value of a switch", [*whole, f"{option}=3"], "takes no value"
                 continue
             yield "no value", [*whole, option], "needs a value"
-            if parameter.type.kind in (int, float):
+            if not parameter.multiple:
+                twice = [*whole, option, "1", option, "1"]
+                again = "needs a value" if option == "-o" else f"{option} is given twice."
+                yield "given twice", twice, again
+            number = inner(parameter.type)
+            if isinstance(number, (Whole, Real)):
                 yield "no number", [*whole, option, "many"], f"Invalid {option} many."
-                low, high = parameter.type.low, parameter.type.high
+                low, high = number.min, number.max
                 if low is not None:
                     yield "too low", [*whole, option, str(low - 1)], f"Invalid {option}"
                 if high is not None:
                     yield "too high", [*whole, option, str(high + 1)], f"Invalid {option}"
-                if (low, high) != (None, None) and parameter.type.kind is float:
+                if (low, high) != (None, None) and isinstance(number, Real):
                     yield "NaN", [*whole, option, "nan"], f"Invalid {option}"
 
 
@@ -117,6 +124,63 @@ def test_what_is_meant_is_named(monkeypatch: pytest.MonkeyPatch, capsys: Any) ->
     assert "Did you mean --top?" in err
     _, _, err = said(["sweep", "--model", "x"], monkeypatch, capsys)
     assert "Did you mean --help?" not in err
+    _, _, err = said(["optimize", "x.onnx", "--score-kind", "logits"], monkeypatch, capsys)
+    assert err.splitlines()[1] == "It is a field: --describe score_kind=VALUE."
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["serve", "x.onnx", "--graphs", "--no-graphs"], "--graphs/--no-graphs is given twice."),
+        (["infer", "--json", "x.png", "--json"], "--json is given twice."),
+        (["infer", "-o", "a.npz", "--output", "b.npz"], "--output is given twice."),
+        (["profile", "x.onnx", "--compare", ","], "--compare has no value."),
+    ],
+)
+def test_options_that_are_given_again(
+    words: list[str], error: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    code, _, err = said(words, monkeypatch, capsys)
+    assert (code, err.splitlines()[0]) == (2, f"error: {error}")
+
+
+def test_lists_may_be_given_in_parts(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    line = ["inspect", "capsedge/zoo/digits-em.onnx", "--json"]
+    monkeypatch.chdir(ROOT)
+    one = said([*line, "--batch", "1,4"], monkeypatch, capsys)
+    assert one[0] == 0
+    assert one == said([*line, "--batch", "4", "--batch", "1"], monkeypatch, capsys)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "train --data {here} -o {here}/run.safetensors",
+        "sweep --data {here} --keep {here}/points.json",
+        "deploy web digits-em -o {here}/index.html",
+        "deploy triton digits-em -o {here}/models.zip",
+        "build {zoo}/digits-attention.onnx --target c -o {here}/net.c",
+    ],
+)
+def test_a_folder_is_not_named_like_a_file(
+    line: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    pytest.importorskip("onnxscript")
+    words = line.format(here=tmp_path, zoo=ROOT / "capsedge/zoo").split()
+    code, _, err = said(words, monkeypatch, capsys)
+    assert code == 2
+    assert err.splitlines()[0] == f"error: {words[-1]} would be a folder."
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_several_examples_are_several_inputs() -> None:
+    from capsedge.cli.export import _example
+    from capsedge.models.user.module import UserModuleSpec
+
+    own = UserModuleSpec("net.py:Net", "", "")
+    assert _example(own, ["1x8", "user:int64,4"], None) == "1x8,user:int64,4"
+    with pytest.raises(UsageError, match="takes one file"):
+        _example(own, ["a.npy", "b.npy"], None)
 
 
 def test_control_codes_are_not_printed(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

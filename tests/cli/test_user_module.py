@@ -247,7 +247,8 @@ def test_no_pipe_is_opened(user: Path, option: str) -> None:
         torch.save({}, "weights.pt")
         words: tuple[str, ...] = ("import", "weights.pt")
     else:
-        words = ("export", "--module", "code/caps.py:make", "--example", "1x8x8")
+        own = {"--module": "code/caps.py:make", "--example": "1x8x8"}
+        words = ("export", *(w for name, v in own.items() if name != option for w in (name, v)))
     code, _, error = run(*words, option, value[option])
     assert code == 2, error
     assert "It is a pipe" in str(error)

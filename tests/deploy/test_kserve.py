@@ -228,9 +228,9 @@ def test_names_of_models_become_names_of_services(tmp_path: Path) -> None:
 def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     given = repository(tmp_path / "r")
     words = ["deploy", "kserve", str(given), "-o", str(tmp_path / "s.yaml"), "--storage", STORAGE]
-    assert run([*words, "--replicas", "0:2", "--load", "model", "--json"], monkeypatch) == 0
+    assert run([*words, "--name", "digits", "--json"], monkeypatch) == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["manifest"]["spec"]["predictor"]["maxReplicas"] == 2
+    assert document["manifest"]["metadata"]["name"] == "digits"
     assert run(words, monkeypatch) == 0
     assert "service  model" in capsys.readouterr().out
-    assert run([*words, "--replicas", "2"], monkeypatch) == 2
+    assert run([*words, "--name", "A_b"], monkeypatch) == 2

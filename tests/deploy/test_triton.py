@@ -319,11 +319,11 @@ def test_refused(given: list[str], options: dict[str, Any], said: str, tmp_path:
 
 def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     words = ["deploy", "triton", EM, "-o", str(tmp_path / "r"), "--ops", "portable"]
-    assert run([*words, "--preferred-batch", "8,4", "--json"], monkeypatch) == 0
+    assert run([*words, "--set", "preferred_batches=8,4", "--json"], monkeypatch) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["models"][0]["max_batch"] == 32
     assert config(tmp_path / "r", EM)["dynamic_batching"]["preferred_batch_size"] == [4, 8]
     assert run(words, monkeypatch) == 0
     assert "portable operators, cpu, batches up to 32" in capsys.readouterr().out
-    assert run([*words, "--preferred-batch", "x"], monkeypatch) == 2
-    assert "Invalid --preferred-batch x" in capsys.readouterr().err
+    assert run([*words, "--set", "preferred_batches=x"], monkeypatch) == 2
+    assert "Invalid --set preferred_batches=x" in capsys.readouterr().err

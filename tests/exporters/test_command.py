@@ -68,11 +68,10 @@ def test_text_and_dry_run(
 ) -> None:
     target = checkpoint.with_name("tiny.onnx")
     arguments = ("--checkpoint", checkpoint, "-o", target, "--dry-run", "--batch", "2")
-    assert _run(monkeypatch, *arguments, "--no-rewrite", "logit-free") == 0
+    assert _run(monkeypatch, *arguments) == 0
     text = capsys.readouterr().out
     assert "not written (dry run)" in text
     assert "images [2, 1, 10, 10]" in text
-    assert "logit-free off" in text
     assert "1 capsedge::DynamicRouting" in text
     assert "comparisons with PyTorch; the worst (" in text
     assert not target.exists()
@@ -116,7 +115,6 @@ def test_the_default_is_the_zoo(
         (["--checkpoint", "digits-em", "--routing", "dynamic"], "routes by em"),
         (["--routing", "emm"], "Unknown routing 'emm'"),
         (["--checkpoint", "missing.safetensors"], "There is no such file"),
-        (["--no-rewrite", "cone"], "Invalid --no-rewrite cone"),
         (["--checkpoint", "digits-em", "--opset", "13"], "Invalid --opset 13"),
         (["--checkpoint", "digits-em", "--ops", "fast"], "Invalid --ops fast"),
         (["--checkpoint", "digits-em", "--with", "votes"], "Invalid --with votes"),

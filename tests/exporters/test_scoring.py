@@ -155,8 +155,8 @@ def test_it_is_asked_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(export, "to_graph", capture)
     with pytest.raises(UsageError) as asked:
         exported(Ambiguous(), tmp_path / "m.onnx")
-    assert "--scores output_0" in asked.value.command
-    assert "--scores output_1" in asked.value.command
+    assert "--describe scores=output_0" in asked.value.command
+    assert "--describe scores=output_1" in asked.value.command
     assert "return v.norm(dim=-1)" in asked.value.command
     for options, said in (
         ({"class_names": "abc"[:3]}, "a list"),

@@ -14,7 +14,8 @@ import click
 import capsedge
 from capsedge.cli import app
 from capsedge.cli._commands import VerbOption
-from capsedge.cli._options import MetadataOptions, UserModuleOptions, batch_sizes
+from capsedge.cli._options import MetadataOptions, UserModuleOptions
+from capsedge.cli._types import Several
 from capsedge.options import Options, declared
 from capsedge.runtime.backends.backend import parse_device
 from tools.docs.commands import verbs
@@ -44,7 +45,6 @@ def _example(text: str) -> object:
 
 # What the verbs do with texts that are no fields of a dataclass of options, before anything else.
 TEXTS: dict[str, Callable[[str], object]] = {
-    "inspect --batch": batch_sizes,
     "export --example": _example,
     **dict.fromkeys(
         [f"{verb} --device" for verb in ("infer", "see", "batch", "profile", "serve", "inspect")],
@@ -79,10 +79,10 @@ def read(data: bytes) -> object:
     made: list[Any] = []
     for kind in _kinds():
         if any(each.option is option.declared for each in declared(kind)):
-            passed = sum(value, ()) if getattr(option.type, "listed", False) else value
+            passed = sum(value, ()) if isinstance(option.type, Several) else value
             made.append(kind(**{str(option.name): passed}))
             if isinstance(made[-1], MetadataOptions):
-                made.append(made[-1].keywords())
+                made.append(made[-1].description())
     use = TEXTS.get(f"{name} {max(option.opts, key=len)}")
     return made, use and use(text)
 

@@ -144,7 +144,7 @@ def test_outputs_that_are_inputs_by_default(
             ["export", "-o", zoo / "digits-dynamic.safetensors"],
             ["infer", ROOT / "capsedge/zoo/samples/digit-7.png",
              "--reconstruct", zoo / "digits-dynamic.onnx"],
-            ["profile", "--html", zoo / "digits-dynamic.onnx"],
+            ["profile", "--report", zoo / "digits-dynamic.onnx"],
         ):  # fmt: skip
             assert run([str(w) for w in words], monkeypatch) == 2
 

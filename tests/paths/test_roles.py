@@ -113,7 +113,7 @@ def test_good_places(tmp_path: Path) -> None:
     refused = [
         f"{parameter}: {error}"
         for role, parameter in ROLES.items()
-        if (error := refusal((role, model if role.reads else tmp_path / "new.onnx"))) is not None
+        if (error := refusal((role, model if role.reads else tmp_path / "new"))) is not None
     ]
     assert refused == []
 
@@ -174,7 +174,7 @@ def test_every_file_of_an_output(tmp_path: Path) -> None:
 def test_outputs_in_no_folder(tmp_path: Path) -> None:
     """Unless the verb makes the folder."""
     for role, parameter in WRITING.items():
-        found = refusal((role, tmp_path / "none/x.onnx"))
+        found = refusal((role, tmp_path / "none/x"))
         assert (found is None) == role.creates, parameter
 
 
@@ -218,6 +218,6 @@ def test_outputs_among_the_images(tmp_path: Path) -> None:
 
 
 def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
-    _check_paths({"output": WRITES}, {"output": tmp_path / "none/x.onnx"}, dry=True)
+    _check_paths({"output": WRITES}, {"output": tmp_path / "none/x"}, dry=True)
     with pytest.raises(UsageError):
-        _check_paths({"output": WRITES}, {"output": tmp_path / "none/x.onnx"}, dry=False)
+        _check_paths({"output": WRITES}, {"output": tmp_path / "none/x"}, dry=False)

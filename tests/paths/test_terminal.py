@@ -54,7 +54,7 @@ COMMANDS = {
     "inspect --forecast": lambda f: ["inspect", of(f, "model"), "--forecast"],
     "infer": lambda f: ["infer", "-m", of(f, "model"), str(f), "--reconstruct", str(f / "out/x.png")],
     "profile": lambda f: ["profile", of(f, "model"), "--duration", "0.1", "--warmup", "0",
-                          "--markdown", str(f / "report.md")],
+                          "--report", str(f / "report.md")],
     "verify": lambda f: ["verify", of(f, "model")],
     "quantize": lambda f: ["quantize", of(f, "model"), "--calib-data", of(f, "image")],
     "cascade": lambda f: ["cascade", of(f, "model"), of(f, "model"), "--data", of(f, "image"),
@@ -162,7 +162,7 @@ def test_report_is_no_page_of_its_own(tmp_path: Path) -> None:
     report = tmp_path / "report.md"
     page = tmp_path / "report.html"
     call(
-        ["profile", str(path), "--duration", "0.1", "--markdown", str(report), "--html", str(page)],
+        ["profile", str(path), "--duration", "0.1", "--report", str(report), "--report", str(page)],
         False,
     )
     text = report.read_text()

@@ -117,18 +117,18 @@ POSES = {
 }
 LARGE = "activations and large poses"
 ASKED: dict[str, tuple[dict[str, Array], int, tuple[str, ...]]] = {
-    "capsules and other logits": ({"v": V, "z": Z}, 10, ("--scores v", "--scores z")),
-    "the same called logits": ({"v": V, "logits": Z}, 10, ("--scores v", "--scores logits")),
-    "two heads": ({"a": Z, "b": logits(seed=8)}, 10, ("--scores a", "--scores b")),
+    "capsules and other logits": ({"v": V, "z": Z}, 10, ("scores=v", "scores=z")),
+    "the same called logits": ({"v": V, "logits": Z}, 10, ("scores=v", "scores=logits")),
+    "two heads": ({"a": Z, "b": logits(seed=8)}, 10, ("scores=a", "scores=b")),
     "lengths, capsules and other logits": (
-        {"v": V, "lengths": lengths(V), "logits": Z}, 10, ("--scores lengths", "--scores logits")
+        {"v": V, "lengths": lengths(V), "logits": Z}, 10, ("scores=lengths", "scores=logits")
     ),
     "a binary head that is no mask": (
-        {"v": V2, "y": ONE_HOT_ELSEWHERE}, 2, ("--scores v", "--scores y")
+        {"v": V2, "y": ONE_HOT_ELSEWHERE}, 2, ("scores=v", "scores=y")
     ),
     "a mask by chance: always one class": (
         {"z": np.sort(Z, 1), "m": np.eye(10, dtype=np.float32)[[9] * ROWS]}, 10,
-        ("--scores z", "--scores m"),
+        ("scores=z", "scores=m"),
     ),
     "two that decide alike": ({"a": Z, "b": Z / 2}, 10, ("the same classes for 32 images",)),
     "one probability for two classes": (

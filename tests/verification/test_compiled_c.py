@@ -41,9 +41,21 @@ def _nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.thorough
-def test_a_folder_is_compared_with_pytorch(folder: Path) -> None:
+def test_a_folder_is_compared_with_its_file(folder: Path) -> None:
+    """No checkpoint and no code is needed: what the C was made from is the reference."""
     compiler()
     certificate = capsedge.verify(None, folder, made_from=FILE, limit=8)
+    assert certificate.passed, certificate.failures
+    assert [link.kind for link in certificate.chain] == ["onnx", "c"]
+    for part in (certificate.samples, certificate.hard_cases):
+        assert all(output["max_abs"] > 0 for output in part["outputs"])
+
+
+@pytest.mark.thorough
+def test_a_folder_is_compared_with_pytorch(folder: Path) -> None:
+    compiler()
+    checkpoint = zoo_checkpoint("digits-attention")
+    certificate = capsedge.verify(checkpoint, folder, made_from=FILE, limit=8)
     assert certificate.passed, certificate.failures
     assert [link.kind for link in certificate.chain] == ["checkpoint", "onnx", "c"]
     made = certificate.chain[-1]
@@ -68,8 +80,9 @@ def test_wrong_results_fail(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
         return {**files, name: changed.encode()}, description
 
     monkeypatch.setattr(compiled_c, "generate", doubled)
-    certificate = capsedge.verify(None, folder, made_from=FILE, limit=8)
-    assert not certificate.passed
+    for reference in (None, zoo_checkpoint("digits-attention")):
+        certificate = capsedge.verify(reference, folder, made_from=FILE, limit=8)
+        assert not certificate.passed
 
 
 @pytest.mark.usefixtures("_nothing_is_compiled")

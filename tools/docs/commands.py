@@ -10,6 +10,7 @@ import click
 
 from capsedge.cli import app
 from capsedge.cli._help import shown_default
+from capsedge.cli._types import inner
 from capsedge.options import shown, telling
 
 
@@ -55,11 +56,12 @@ def _value(parameter: Any) -> str:
     """The value's placeholder after the option; empty for a switch."""
     if getattr(parameter, "is_flag", False):
         return ""
-    if parameter.type.choices:
-        words = ", ".join(f"`{word}`" for word in parameter.type.choices)
+    kind = inner(parameter.type)
+    if choices := getattr(kind, "choices", ()):
+        words = ", ".join(f"`{word}`" for word in choices)
         return f"{words}{', several' if parameter.multiple else ''}"
     name = str(parameter.type.name)
-    low, high = parameter.type.low, telling(parameter.type.high)
+    low, high = getattr(kind, "min", None), telling(getattr(kind, "max", None))
     if low is not None and high is not None:
         name += f", {shown(low)} to {shown(high)}"
     elif low is not None:

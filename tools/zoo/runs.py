@@ -19,6 +19,7 @@ from capsedge.models import CapsuleModel
 from capsedge.models.checkpoint import load_checkpoint, save_checkpoint
 from capsedge.models.training.evaluate import predict_all, typical_input_of_training
 from capsedge.models.training.recipe import TRAINING_KEY
+from capsedge.models.training.train_options import TrainOptions
 from capsedge.runtime.files.json_documents import dump
 from capsedge.runtime.files.writing import sha256, temporary_folder
 from capsedge.runtime.images.preprocessing import prepare_all
@@ -66,10 +67,12 @@ def commands(runs: Path, name: str, model: str) -> str:
     for run in stages(runs, name):
         known = recipe(run / "model.safetensors")
         words = [f"capsedge train --model {model} --data mnist --epochs {known['epochs']}"]
-        words += [f"--lr {known['learning_rate']} --average {known['average']}"]
+        words += [f"--lr {known['learning_rate']}"]
+        if known["average"] != TrainOptions.average:
+            words += [f"--recipe average={known['average']}"]
         words += [f"--seed {known['seed']}"]
         if known.get("pairs", "none") != "none":
-            words += [f"--pairs {known['pairs']}"]
+            words += [f"--recipe pairs={known['pairs']}"]
         elif known["shift"] != 2:
             words += [f"--shift {known['shift']}"]
         words += [f"--{k} {known[k]}" for k in ("rotate", "zoom") if known.get(k)]

@@ -48,7 +48,7 @@ until it was right on 99.6 % of the test images; one more run, starting from the
 --zoom 0.12 --lr 0.0015 --seed 3`, lost accuracy (99.50 %) and was discarded.
 
 The same shape trained from fresh weights for as long as pruning took (49 minutes on one core: 47 epochs with
-`--lr 0.003 --average 0.999 --seed 1 --fast`) is right on 99.61 % in FP32, 99.57 % in INT8. The pruned network
+`--lr 0.003 --seed 1 --fast`) is right on 99.61 % in FP32, 99.57 % in INT8. The pruned network
 is better by a few images.
 
 Input: white ink on black, the digit 20 pixels high, centred in 28x28.

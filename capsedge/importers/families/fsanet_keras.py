@@ -54,7 +54,9 @@ def _configure(
     else:
         scoring, parts = "none", {}
     outputs = sizes.get("P", sizes["I"] // 3)
-    notes.append("the author's demo also stretches each face to 0..255 (--per-image of export)")
+    notes.append(
+        "the author's demo also stretches each face to 0..255 (--describe per_image=min-max of export)"
+    )
     config = FSANetConfig(
         preprocessing=square_preprocessing(outputs, _IMAGES, choices, notes),
         iterations=weighted_sums_of(family, choices, notes),

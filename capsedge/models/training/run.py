@@ -242,7 +242,7 @@ def _fitted(job: _TrainingJob, sets: _Sets, log: Callable[[str], None]) -> _Trai
         recipe = replace(recipe, patience=least if patience is None else patience)
     elif patience:
         raise UsageError(
-            f"--patience does not apply to {job.data}.",
+            f"patience does not apply to {job.data}.",
             "Training ends early by the accuracy on validation images, which it does not have.",
             "Leave it out.",
         )
@@ -270,7 +270,8 @@ def _finished(
 def _recipe(options: TrainOptions) -> Recipe:
     """The recipe from the options; the data determines the patience."""
     stated = [name for name in Recipe.__dataclass_fields__ if name != "patience"]
-    return Recipe(**{name: getattr(options, name) for name in stated})
+    given = {name: getattr(options, name) for name in stated}
+    return Recipe(**{name: value for name, value in given.items() if value is not None})
 
 
 def _check_size(config: ModelConfig) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from capsedge.options import (
     LARGEST_COUNT,
@@ -22,6 +24,14 @@ PAIRS = ("none", "overlap", "diverse")
 _RECIPE, _AUGMENTATION = "Recipe", "Augmentation"
 
 
+# What `--recipe` sets: fields by the name of a paper, or one by one.
+RECIPES: Mapping[str, Mapping[str, Any]] = {
+    "sabour": {"schedule": "exponential", "learning_rate": 1e-3},
+    "tsai": {"schedule": "multistep", "learning_rate": 0.1, "average": 0.0},
+}
+RECIPE_FIELDS = ("schedule", "pairs", "average", "patience")
+
+
 @dataclass(frozen=True)
 class TrainOptions(Options):
     """The model that `capsedge.train` trains, and how it is trained."""
@@ -32,13 +42,13 @@ class TrainOptions(Options):
         "random weights. By default, for a folder with one sub-folder per class, a small model for its "
         "images.",
         path="reads or name",
+        complete="models",
     )
     size: int | None = option(
         None,
         "Height and width to which images of a folder are resized; by default the model's.",
         min=1,
         max=LARGEST_SIDE,
-        metavar="N",
     )
     iterations: int | None = option(
         None,
@@ -52,14 +62,19 @@ class TrainOptions(Options):
         10, "Passes over the training images.", min=1, max=MOST_EPOCHS, panel=_RECIPE
     )
     batch: int = option(128, "Images per step.", min=1, max=LARGEST_COUNT, panel=_RECIPE)
-    learning_rate: float = option(
-        3e-3, "Peak learning rate.", "--lr", min=LEAST_RATE, max=LARGEST_RATE, panel=_RECIPE
+    learning_rate: float | None = option(
+        None,
+        "Peak learning rate; by default 0.003, or that of --recipe.",
+        "--lr",
+        min=LEAST_RATE,
+        max=LARGEST_RATE,
+        panel=_RECIPE,
     )
     schedule: str = option(
         "one-cycle",
         "one-cycle (Adam), exponential (Adam, Sabour et al.) or multistep (SGD, Tsai et al.).",
         choices=SCHEDULES,
-        panel=_RECIPE,
+        python_only=True,
     )
     shift: int = option(
         2,
@@ -77,14 +92,14 @@ class TrainOptions(Options):
         "none",
         "none, overlap (MultiMNIST) or diverse (DiverseMultiMNIST).",
         choices=PAIRS,
-        panel=_AUGMENTATION,
+        python_only=True,
     )
     average: float = option(
         0.999,
         "Decay of the moving average of the weights, which is kept; 0 keeps the weights as they are.",
         min=0,
         max=0.99999,
-        panel=_RECIPE,
+        python_only=True,
     )
     seed: int = option(
         1, "Seed of weights, order and augmentation.", min=0, max=LARGEST_SEED, panel=_RECIPE
@@ -100,24 +115,28 @@ class TrainOptions(Options):
         "model. For other classes, the class capsules start at random.",
         path="reads or name",
         panel=_RECIPE,
+        complete="trained",
     )
     limit: int | None = option(
-        None, "Only the first N images of each split.", min=1, max=LARGEST_COUNT, metavar="N"
+        None, "Only the first N images of each split.", min=1, max=LARGEST_COUNT
     )
     threads: int | None = option(
         None,
         "Threads for PyTorch; by default its own choice.",
         min=1,
         max=limits.RUN_THREADS,
-        metavar="N",
     )
     patience: int | None = option(
         None,
-        "End when so many epochs were not more accurate on the validation images; by default half of "
-        "--epochs, but at least 5; 0 never.",
+        "End when so many epochs were not more accurate on the validation images; by default half of the "
+        "epochs, but at least 5; 0 never.",
         min=0,
         max=MOST_EPOCHS,
-        panel=_RECIPE,
+        python_only=True,
     )
-    device: str = option("cpu", "Where the network is computed: cpu, or cuda for a GPU.")
+    device: str = option(
+        "cpu",
+        "Where the network is computed: cpu, or cuda for a GPU.",
+        complete="devices",
+    )
     resume: bool = option(False, "Continue the run in the output folder.", "--resume")

@@ -67,8 +67,30 @@ def check_writable(target: Path | str) -> None:
         )
 
 
+# Suffixes of files that this package or its users write; a folder of such a name is a mistake.
+_OF_FILES = frozenset((
+    ".c", ".csv", ".engine", ".h", ".html", ".js", ".json", ".jsonl", ".mjs", ".onnx", ".parquet", ".png",
+    ".pt", ".pth", ".safetensors", ".svg", ".tar", ".ts", ".txt", ".wasm", ".yaml", ".yml", ".zip",
+))  # fmt: skip
+
+
+def check_folder_name(folder: Path) -> None:
+    """Refuse a new folder that is named like a file.
+
+    Raises:
+        UsageError: it is.
+    """
+    if folder.suffix.lower() in _OF_FILES and reading.path_kind(folder) is None:
+        raise UsageError(
+            f"{folder} would be a folder.",
+            f"Several files are written into it, and its name is that of a {folder.suffix} file.",
+            f"Name a folder, for example {folder.with_suffix('')}.",
+        )
+
+
 def check_creatable(folder: Path) -> None:
     """Check before long work that a missing folder can be created, without changing anything."""
+    check_folder_name(folder)
     above = folder
     while (kind := reading.path_kind(above)) is None and above != above.parent:
         above = above.parent
@@ -89,6 +111,7 @@ def with_suffix_appended(path: Path, suffix: str) -> Path:
 
 def make_folder(folder: Path) -> None:
     """Create a folder for outputs, and its parents, if they do not exist."""
+    check_folder_name(folder)
     with writable_errors(folder, f"Cannot create the folder {folder}."):
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -344,7 +367,8 @@ def write_folder(
 
 
 def check_replaceable(target: Path, replaced: Collection[str]) -> None:
-    """Refuse a target that is not a folder, or that holds more than what may be replaced."""
+    """Refuse a target that is not a folder, holds more than what may be replaced, or is named like a file."""
+    check_folder_name(target)
     kind = reading.path_kind(target)
     if kind is None:
         return

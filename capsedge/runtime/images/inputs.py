@@ -207,9 +207,9 @@ class ImageInput:
             f"{self._path} states {lacking}.",
             "Its metadata lacks them." if self._metadata else "It has no metadata of capsedge.",
             f"Describe it, for example: `{command} --classes labels.txt --size {words}`; for a "
-            "regression, use --outputs in place of --classes; set --range, --mean and --std as in "
-            "training (docs/reference/metadata.md). In Python, `capsedge.optimize` takes them as a "
-            "`capsedge.Description`, and `Session.run` takes prepared arrays.",
+            "regression, use --describe outputs=yaw,pitch in place of --classes; set --range, --mean and "
+            "--std as in training (docs/reference/metadata.md). In Python, `capsedge.optimize` takes them as "
+            "`description`, and `Session.run` takes prepared arrays.",
         )
 
     def reader(

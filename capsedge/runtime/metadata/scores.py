@@ -400,7 +400,7 @@ def _question(
             python.append(way)
             continue
         lengths = " for its lengths" if c.capsules else ""
-        options.append(f"--scores {c.name}{lengths}")
+        options.append(f"--describe scores={c.name}{lengths}")
         python.append(f"scores={c.name!r}{lengths}")
     lines = "" if not adds else f" In code: return only one (for capsules v: `{ONE_LINE}`)."
     return UsageError(

@@ -13,10 +13,33 @@ class ProfileOptions(Options):
     """What `capsedge.profile` measures, and for how long."""
 
     batch: tuple[int, ...] = option((1,), "Batch sizes, for example 1,8.", min=1, max=LARGEST_BATCH)
-    warmup: float = option(0.5, "Seconds of untimed runs beforehand.", min=0, max=LONGEST_SECONDS)
-    duration: float = option(3.0, "Seconds of timed runs.", min=0, max=LONGEST_SECONDS)
-    iterations: int = option(10, "Minimum number of timed runs.", min=1, max=LARGEST_COUNT)
-    operators: bool = option(True, "Time every operator.", "--operators/--no-operators")
+    warmup: float = option(
+        0.5,
+        "Seconds of untimed runs beforehand.",
+        min=0,
+        max=LONGEST_SECONDS,
+        panel="Measurement",
+    )
+    duration: float = option(
+        3.0,
+        "Seconds of timed runs.",
+        min=0,
+        max=LONGEST_SECONDS,
+        panel="Measurement",
+    )
+    iterations: int = option(
+        10,
+        "Minimum number of timed runs.",
+        min=1,
+        max=LARGEST_COUNT,
+        panel="Measurement",
+    )
+    operators: bool = option(
+        True,
+        "Time every operator.",
+        "--operators/--no-operators",
+        panel="Measurement",
+    )
     startup: bool = option(
         True, "Start a separate process for cold start and memory.", python_only=True
     )
