@@ -185,9 +185,9 @@ ADAMBIELSKI = _port(
     decoder=("reconstruction_net.fc1", "reconstruction_net.fc2", "reconstruction_net.fc3"),
     decoder_takes="JO",
     more={"digitCaps.routing_module.b": "I J"},
-    rest=lambda found, config: {
+    rest=lambda weights, config: {
         "classes.log_prior": capsnet_base.by_position(
-            found["digitCaps.routing_module.b"], config.primary_types
+            weights["digitCaps.routing_module.b"], config.primary_types
         )
     },
     configure=_with_learned_priors,
@@ -443,7 +443,7 @@ TEXTBOOK = _port(
     ("classes.weight", "I J O D"),
     lambda weight, _: weight,
     optional=tuple({name: axes} for name, axes in _OPTIONAL.items()),
-    rest=lambda found, _: {name: found[name] for name in _OPTIONAL if name in found},
+    rest=lambda weights, _: {name: weights[name] for name in _OPTIONAL if name in weights},
     configure=_as_found,
     name="textbook",
     source="the paper; a key map (--map) names the tensors of any file",
