@@ -13,7 +13,6 @@ import inspect
 import io
 import logging
 import re
-import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -32,7 +31,7 @@ from capsedge.exporters.user_batch import NoFreeBatch
 from capsedge.exporters.user_errors import FIXED, capture_error, why_fixed
 from capsedge.graph.merge import FreeAxis, merge
 from capsedge.graph.passes import TORCH_DOMAIN
-from capsedge.models.user.code import code_location, is_user_code, node_lines
+from capsedge.models.user.code import innermost_line, node_lines
 from capsedge.spec.operators import OPERATORS, Operator
 
 # --- Translating the capsule operators while ``torch.onnx.export`` runs ---
@@ -142,14 +141,15 @@ def capture(
     flat = subject.module if isinstance(subject.module, Flat) else None
     if flat is None or not flat.each:
         try:
-            with _specialized() as lines:
-                return _captured(module, subject, opset, free=True)
+            with _specialized(stop=flat is not None) as lines:
+                program, shapes = _exported(module, subject, free=True)
+            return _translated(program, subject, opset, shapes)
         except CapsedgeError:
             raise
         except Exception as error:  # torch raises many kinds of errors here, none of them ours
             if flat is None:
                 raise capture_error(error, lines) from error
-            first: UnsupportedModelError = capture_error(error, lines)
+            first: UnsupportedModelError = capture_error(lines.stopped or error, lines)
     else:
         first = NoFreeBatch(
             "The batch cannot be free: the module takes one image at a time.",
@@ -253,12 +253,28 @@ def _captured(
     limits: Mapping[str, int] | None = None,
 ) -> tuple[onnx.ModelProto, torch.export.ExportedProgram]:
     """Args: limits: the largest sizes of free dimensions beside the batch, by their names."""
+    program, shapes = _exported(module, subject, free, limits)
+    return _translated(program, subject, opset, shapes)
+
+
+def _exported(
+    module: nn.Module, subject: Subject, free: bool, limits: Mapping[str, int] | None = None
+) -> tuple[torch.export.ExportedProgram, Any]:
+    """The program that torch captures, and its dynamic shapes."""
     dims = _free_dims(subject, free, limits or {})
     variadic = isinstance(module, (Flat, ImageByImage)) or hasattr(module, "variadic")
     shapes: Any = {"inputs": dims} if variadic and dims is not None else dims
     with _quiet(), torch.no_grad():
         program = torch.export.export(module, subject.example, dynamic_shapes=shapes, strict=False)
-        _name_squeezed_axes(program)
+    _name_squeezed_axes(program)
+    return program, shapes
+
+
+def _translated(
+    program: torch.export.ExportedProgram, subject: Subject, opset: int, shapes: Any
+) -> tuple[onnx.ModelProto, torch.export.ExportedProgram]:
+    """A captured program as ONNX, and the program behind it."""
+    with _quiet(), torch.no_grad():
         try:
             made = torch.onnx.export(
                 program,
@@ -325,18 +341,41 @@ def _name_squeezed_axes(program: torch.export.ExportedProgram) -> None:
     program.graph_module.recompile()
 
 
+class _BatchFixed(Exception):
+    """The batch is a plain number now, so torch would refuse the capture at its end."""
+
+
+class _Lines(list[str]):
+    """The user's lines that make a plain number of a free dimension.
+
+    Attributes:
+        stopped: what ended the capture at the first of them; None if nothing did.
+    """
+
+    stopped: _BatchFixed | None = None
+
+
 @contextlib.contextmanager
-def _specialized() -> Iterator[list[str]]:
-    """Collects the user's lines that make a plain number of the free batch."""
-    lines: list[str] = []
+def _specialized(stop: bool = False) -> Iterator[_Lines]:
+    """Collects the user's lines that make a plain number of a free dimension.
+
+    Args:
+        stop: whether the first ends the capture, whose failure is certain then.
+    """
+    lines = _Lines()
     kept = {name: getattr(torch.SymInt, name, None) for name in ("__index__", "__int__")}
 
     def noting(inner: Any) -> Any:
         def convert(self: Any) -> int:
-            frames = [f for f in traceback.extract_stack() if is_user_code(f.filename)]
-            if frames and not self.node.is_constant():
-                lines.append(code_location(frames[-1].filename, frames[-1].lineno or 0))
-            return int(inner(self))
+            free = not self.node.is_constant()
+            line = innermost_line() if free else ""
+            if line:
+                lines.append(line)
+            number = int(inner(self))
+            if stop and line and not self.node.expr.free_symbols:
+                lines.stopped = _BatchFixed(FIXED)
+                raise lines.stopped
+            return number
 
         return convert
 
@@ -345,6 +384,8 @@ def _specialized() -> Iterator[list[str]]:
             setattr(torch.SymInt, name, noting(inner))
     try:
         yield lines
+        if lines.stopped is not None:  # the user's code caught it
+            raise lines.stopped
     finally:
         for name, inner in kept.items():
             if inner is not None:

@@ -34,6 +34,7 @@ from capsedge.exporters.subject import (
     comparison_inputs,
     of_capsule_model,
 )
+from capsedge.exporters.threads import one_thread
 from capsedge.exporters.user_batch import NoFreeBatch
 from capsedge.exporters.user_errors import explain_module_errors
 from capsedge.exporters.user_inputs import Example, FreeAxes, of_module
@@ -112,7 +113,8 @@ def export(
     job = _checked(
         module, path, options, example, free_axes, check_inputs, description_of(description)
     )
-    with _evaluating(module):
+    progress = _numbered(progress, job)
+    with _evaluating(module), one_thread():
         captured = _captured(job, progress)
         compared = _compared(job, captured, progress)
     file = _described(job, captured, compared)
@@ -184,6 +186,21 @@ def _checked(
     return _ExportJob(
         module, file, options, example, free_axes, check_inputs, description, ops, opset, batch
     )
+
+
+# How the stages begin; routing is looked for in the user's own modules only.
+_STAGES = ("running", "capturing", "looking for routing", "proving", "comparing")
+
+
+def _numbered(progress: Progress, job: _ExportJob) -> Progress:
+    """Say with each stage how many there are."""
+    stages = _STAGES if job.is_user_module else (*_STAGES[:2], _STAGES[-1])
+
+    def tell(stage: str, _done: int = 0, _total: int | None = None, /) -> None:
+        step = next((k for k, begin in enumerate(stages, 1) if stage.startswith(begin)), None)
+        progress(stage if step is None else f"step {step} of {len(stages)}: {stage}")
+
+    return tell
 
 
 # --- 2. Capturing: from the module to a graph ---
@@ -337,7 +354,7 @@ def _compared(job: _ExportJob, captured: _Captured, progress: Progress) -> _Comp
         cases, notes = _cases(job, captured)
         progress(f"comparing with PyTorch on {len(cases)} inputs")
         results = parity.compare(
-            parity.session_of(lowered.runnable),
+            parity.session_of(lowered.runnable, torch.get_num_threads()),
             subject.reference,
             subject.compared,
             cases,
@@ -448,7 +465,7 @@ def _finished(
     report = _report(job, captured, compared, file)
     if not report.passed:
         progress("looking for the node that differs")
-        with _evaluating(job.module):
+        with _evaluating(job.module), one_thread():
             report.check("" if report.ill_conditioned else _cause(job, captured, compared, report))
     if job.path is not None:
         write_bytes(job.path, file.data)

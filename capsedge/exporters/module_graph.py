@@ -11,6 +11,7 @@ from torch import nn
 from capsedge.errors import UnsupportedModelError
 from capsedge.exporters.capture import capture
 from capsedge.exporters.subject import KeepingAllPasses, Subject
+from capsedge.exporters.threads import watched
 from capsedge.exporters.traced_routing import Traced
 from capsedge.exporters.user_traced_routing import traced_graph
 from capsedge.graph import Rewrites
@@ -53,7 +54,7 @@ def to_graph(
     if not rewrites.light_cone:
         # torch.export drops nodes that do not affect an output; the passes stay, because they are outputs.
         module = KeepingAllPasses(module).eval()
-    with torch.no_grad(), RoutingCalls() as calls:
+    with torch.no_grad(), watched(), RoutingCalls() as calls:
         subject.module(*subject.example)
     progress("capturing it as a graph")
     captured, program = capture(module, subject, opset, batch)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from capsedge.errors import CapsedgeError, UnsupportedModelError
 from capsedge.exporters.flat_module import Flat, named_outputs, run_fp64, sized, to_fp64
 from capsedge.exporters.repeatability import check_repeatable
+from capsedge.exporters.threads import watched
 from capsedge.models.user.code import (
     first_line,
     is_user_code,
@@ -121,7 +122,7 @@ def _run(module: nn.Module, inputs: tuple[Tensor, ...], batch: int) -> dict[str,
         UnsupportedModelError: it fails; the error names the user's line.
     """
     try:
-        with torch.no_grad(), on_cpu():
+        with torch.no_grad(), on_cpu(), watched():
             result = module(*inputs)
         return named_outputs(result)
     except CapsedgeError:

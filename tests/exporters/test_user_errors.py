@@ -187,6 +187,28 @@ def test_len_of_what_a_layer_returns_is_a_plain_number(tmp_path: Path) -> None:
     assert any("x.shape[0] in place of len(x)" in note for note in report.notes)
 
 
+class FallsBack(_Routed):
+    """Catches whatever the conversion of the batch raises, and takes another path."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        try:
+            count = len(x)
+        except Exception:
+            return self.routes(x).norm(dim=-1) * 2
+        return self.routes(x).norm(dim=-1).reshape(count, -1)
+
+
+@pytest.mark.thorough
+def test_a_module_that_catches_the_end_of_its_capture_takes_no_other_path(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module, path, example = FallsBack().eval(), tmp_path / "x.onnx", torch.rand(2, 4)
+    report = capsedge.export(module, path, example=example)
+    batch = report.inputs["x"][0]
+    given = example if batch == "N" else example[:1]
+    (found,) = capsedge.load(path).run(given.numpy()).values()
+    np.testing.assert_allclose(found, module(given).detach().numpy(), atol=1e-5)
+
+
 @pytest.mark.thorough
 def test_stages_are_told(tmp_path: Path) -> None:
     said: list[str] = []
@@ -194,9 +216,9 @@ def test_stages_are_told(tmp_path: Path) -> None:
         SqueezedByRank(), tmp_path / "x.onnx", example=torch.rand(2, 4), progress=said.append
     )
     assert said == [
-        "running the module on the example",
-        "capturing it as a graph",
-        "looking for routing",
-        "proving what replaces it",
-        "comparing with PyTorch on 24 inputs",
+        "step 1 of 5: running the module on the example",
+        "step 2 of 5: capturing it as a graph",
+        "step 3 of 5: looking for routing",
+        "step 4 of 5: proving what replaces it",
+        "step 5 of 5: comparing with PyTorch on 24 inputs",
     ]
