@@ -44,6 +44,8 @@ lint: $(READY) ## Check style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p capsedge
+	$(BIN)/mypy -p capsedge --platform win32 --cache-dir .mypy_cache/win32
+	$(BIN)/mypy -p capsedge --platform darwin --cache-dir .mypy_cache/darwin
 	$(BIN)/lint-imports
 
 test: lint ## Run the fast tests, in minutes; FOLDER=graph runs those of tests/graph

@@ -286,6 +286,6 @@ def check_output(output: str) -> None:
     raise UsageError(
         f"{output} would be a folder of parquet files.",
         f"Tables are written as parquet, not as '{suffix[1]}'.",
-        f"Choose a file *.parquet or, for a folder, {output}/. pandas turns a table into CSV: "
+        "Choose a file *.parquet, or a folder without such a suffix. pandas turns a table into CSV: "
         "pandas.read_parquet('answers.parquet').to_csv('answers.csv').",
     )

@@ -36,8 +36,9 @@ def _local_model(text: str) -> Path | None:
 
 def _written(output: Path) -> list[Path]:
     """The path that is written last: the file, or the marker of a complete folder of parts."""
-    from capsedge.batch_inference.journal import SUCCESS, is_file
+    from capsedge.batch_inference.journal import SUCCESS, check_output, is_file
 
+    check_output(str(output))
     return [output if is_file(str(output)) else output / SUCCESS]
 
 

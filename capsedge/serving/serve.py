@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from importlib import import_module
@@ -141,12 +142,13 @@ def _not_bound(error: OSError, host: str) -> EnvironmentProblem:
 
 def _open_files() -> None:
     """Allow the process as many open files as the server accepts connections; the default is often 1024."""
-    with contextlib.suppress(ImportError, ValueError, OSError):  # not Unix, or not permitted
+    if sys.platform != "win32":
         import resource
 
-        now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        wanted = max(now, min(most, 2 * limits.REQUESTS))
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+        with contextlib.suppress(ValueError, OSError):  # not permitted
+            now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+            wanted = max(now, min(most, 2 * limits.REQUESTS))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def _loop(run: Callable[[], Any]) -> int:

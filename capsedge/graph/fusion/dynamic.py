@@ -146,14 +146,14 @@ class _AfterSoftmax:
         """The ends as a function of the votes."""
         return self.region.function(self.ends)
 
-    def given(self, x: Array) -> dict[str, Array]:
+    def inputs_at(self, x: Array) -> dict[str, Array]:
         """The values of the ends."""
         return dict(zip(self.ends, self.function(x), strict=True))
 
     @cached_property
     def at_large(self) -> dict[str, Array]:
         """The values of the ends on large votes."""
-        return self.given(self.large)
+        return self.inputs_at(self.large)
 
     def fitted(self, roles: Roles) -> DynamicMatch:
         """The match, with these layouts of the votes.
@@ -204,9 +204,9 @@ class _AfterSoftmax:
         for scale in _SCALES:
             x = scale * self.tiny
             if scale not in self.at_tiny:
-                self.at_tiny[scale] = self.given(x)
-            given = self.at_tiny[scale]
-            first = _first_stage(graph, self.votes, last, self.ends, self.numbers, given, x, roles)
+                self.at_tiny[scale] = self.inputs_at(x)
+            inputs = self.at_tiny[scale]
+            first = _first_stage(graph, self.votes, last, self.ends, self.numbers, inputs, x, roles)
             if first:
                 break
         else:
@@ -245,7 +245,7 @@ class _AfterSoftmax:
         """Whether the result at the first position changes with the votes of all others."""
         votes = guess.roles.read(self.large).copy()
         votes[1:] = votes[1:][::-1] + 0.5
-        moved = self.given(guess.roles.write(votes))[guess.end]
+        moved = self.inputs_at(guess.roles.write(votes))[guess.end]
         one, other = (guess.layout.read(x)[:1] for x in (self.at_large[guess.end], moved))
         return difference(other, one) > 1e-9
 

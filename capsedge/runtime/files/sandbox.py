@@ -8,21 +8,15 @@ them at once.
 
 from __future__ import annotations
 
-import gc
 import os
-import signal
 import subprocess
 import sys
 import tempfile
 import time
-import traceback
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import import_module
-from pathlib import Path
-from typing import IO, NoReturn, Protocol
+from typing import IO, Protocol
 
 # Without the folder that the user happens to be in, where `python -m` looks for modules first: an h5py.py
 # that came with the file would run.
@@ -86,14 +80,19 @@ def run_in_sandbox(
         fork: run the module's ``main`` in a fork of this process, on Linux. It must use the descriptors 0
             to 2, not ``sys.stdin``, start no threads, and compute nothing that libraries share among threads.
     """
-    fork = fork and sys.platform == "linux"  # elsewhere, system libraries do not survive it
-    memory = limits.memory + (_address_space() if fork else 0)
+    memory = limits.memory
+    if fork and sys.platform == "linux":  # elsewhere, system libraries do not survive it
+        from capsedge.runtime.files.fork import address_space
+
+        memory += address_space()
     arguments = [module, *(str(n) for n in (limits.seconds, memory, limits.output)), *words]
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as log:
         os.lseek(file.fileno(), 0, os.SEEK_SET)
         process: _Process
-        if fork:
-            process = _Fork(arguments, (file, output, log))
+        if fork and sys.platform == "linux":
+            from capsedge.runtime.files.fork import Fork
+
+            process = Fork(arguments, (file, output, log))
         else:
             process = subprocess.Popen(
                 [sys.executable, "-c", _START, *arguments],
@@ -122,73 +121,6 @@ class _Process(Protocol):
     def kill(self) -> None: ...
 
 
-class _Fork:
-    """A fork of this process in which a module's ``main`` runs."""
-
-    def __init__(self, arguments: Sequence[str], files: Sequence[IO[bytes]]) -> None:
-        self._code: int | None = None
-        with warnings.catch_warnings():
-            # Python 3.12 warns that other threads may hold locks. The fork takes none but those that Python
-            # and the C library renew in it; should a library have another, the time limit ends the wait.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            self._number = os.fork()
-        if not self._number:
-            _run(arguments, files)
-
-    def wait(self, timeout: float | None = None) -> int:
-        """The exit code, negative for a signal. Raises subprocess.TimeoutExpired if it still runs."""
-        end, pause = time.monotonic() + (timeout or 0), 0.0005
-        while self._code is None:
-            try:
-                number, status = os.waitpid(self._number, os.WNOHANG if timeout is not None else 0)
-            except ChildProcessError:  # a program that ignores SIGCHLD is not told
-                number, status = self._number, 0
-            if number:
-                self._code = os.waitstatus_to_exitcode(status)
-                break
-            if time.monotonic() >= end:
-                raise subprocess.TimeoutExpired("fork", timeout or 0)
-            time.sleep(pause)
-            pause = min(2 * pause, 0.05)
-        return self._code
-
-    def kill(self) -> None:
-        """End it."""
-        if self._code is None:
-            os.kill(self._number, signal.SIGKILL)
-
-
-def _run(arguments: Sequence[str], files: Sequence[IO[bytes]]) -> NoReturn:
-    """Run in the fork, which keeps no file of the parent open and destroys none of its objects."""
-    code = 1
-    try:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_DFL)
-        held = [os.dup(file.fileno()) for file in files]  # whatever numbers they have
-        for target, own in enumerate(held):
-            os.dup2(own, target)
-        for name in os.listdir("/proc/self/fd"):
-            if int(name) >= len(held):
-                with suppress(OSError):  # the listing itself is closed already
-                    os.close(int(name))
-        gc.disable()  # the parent cleans up its own garbage
-        sys.argv = ["", *arguments]
-        import_module(arguments[0]).main()
-        code = 0
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else 1
-    except BaseException:
-        os.write(2, traceback.format_exc().encode(errors="replace"))
-    finally:
-        os._exit(code)
-
-
-def _address_space() -> int:
-    """Bytes of this process's address space."""
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-    return pages * os.sysconf("SC_PAGE_SIZE")
-
-
 def _waited(
     process: _Process,
     seconds: int,
@@ -196,30 +128,42 @@ def _waited(
     on_line: Callable[[str], None] | None,
 ) -> int:
     """The exit code, after its lines were passed on. Raises subprocess.TimeoutExpired if its time is up."""
-    if on_line is None or sys.platform == "win32":
-        return process.wait(seconds)
-    end, at, part = time.monotonic() + seconds, 0, b""
-    while True:
-        try:
-            code: int | None = process.wait(min(_POLL, max(0.0, end - time.monotonic())))
-        except subprocess.TimeoutExpired:
-            code = None
-        # The process writes where the file's one offset is, which `pread` leaves alone.
-        while more := os.pread(log.fileno(), 1 << 16, at):
-            at += len(more)
-            *lines, part = (part + more).split(b"\n")
-            part = part[-_LONGEST:]
-            for line in lines:
-                on_line(line[:_LONGEST].decode(errors="replace"))
-        if code is not None:
-            return code
-        if time.monotonic() >= end:
-            raise subprocess.TimeoutExpired("sandboxed", seconds)
+    if sys.platform != "win32" and on_line is not None:
+        return _followed(process, seconds, log, on_line)
+    return process.wait(seconds)
+
+
+if sys.platform != "win32":
+
+    def _followed(
+        process: _Process, seconds: int, log: IO[bytes], on_line: Callable[[str], None]
+    ) -> int:
+        end, at, part = time.monotonic() + seconds, 0, b""
+        while True:
+            try:
+                code: int | None = process.wait(min(_POLL, max(0.0, end - time.monotonic())))
+            except subprocess.TimeoutExpired:
+                code = None
+            # The process writes where the file's one offset is, which `pread` leaves alone.
+            while more := os.pread(log.fileno(), 1 << 16, at):
+                at += len(more)
+                *lines, part = (part + more).split(b"\n")
+                part = part[-_LONGEST:]
+                for line in lines:
+                    on_line(line[:_LONGEST].decode(errors="replace"))
+            if code is not None:
+                return code
+            if time.monotonic() >= end:
+                raise subprocess.TimeoutExpired("sandboxed", seconds)
 
 
 def enter_sandbox() -> list[str]:
-    """Apply the limits in the arguments (none on Windows, not memory's on macOS); return the others."""
+    """Apply the limits in the arguments (on Windows memory's alone, on macOS all others); return the rest."""
     seconds, memory, output = (int(word) for word in sys.argv[2:5])
+    if sys.platform == "win32":
+        from capsedge.runtime.files.windows_job import limit_memory
+
+        limit_memory(memory)
     bounds = {"RLIMIT_CPU": 4 * seconds, "RLIMIT_FSIZE": output}
     if sys.platform != "darwin":
         bounds["RLIMIT_AS"] = memory
