@@ -118,10 +118,10 @@ def test_tables_of_other_formats_are_refused(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "old.run").mkdir()
     words = ["batch", MODEL, str(source), "--threads", "1", "-o"]
-    for name in ("a.csv", "a.json", "b/a.XLSX", "memory://place/a.csv", "a.arrow", "a.parquet.gz"):
+    for name in ("a.csv", "a.csv/", "a.json", "b/a.XLSX", "memory://place/a.csv", "a.arrow", "a.parquet.gz"):
         assert run([*words, name], monkeypatch) == 2, name
         assert "*.parquet" in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == [source.name, "old.run"]
-    for name in ("A.PARQUET", "a.csv/", "run-1.5", "old.run", ".hidden", "2026.11.23"):
+    for name in ("A.PARQUET", "run-1.5", "old.run", ".hidden", "2026.11.23"):
         assert run([*words, name], monkeypatch) == 0, name
         assert Path(name).is_file() == (name == "A.PARQUET")
