@@ -176,6 +176,7 @@ def test_one_unit_stands_for_all_and_names_stay():
     ("stated", "why"),
     [
         ({"class_names": ["a", "b"]}, "None of the outputs could hold the scores of 2 classes"),
+        ({"class_names": ["a"]}, "None of the outputs could hold the scores of one class"),
         ({"class_names": []}, "no class is named"),
         ({"class_names": ["a", " ", "c"]}, "class 1 is empty"),
         ({"class_names": ["a", "b", 3]}, "class 2 is empty or not text"),

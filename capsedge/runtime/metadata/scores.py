@@ -427,8 +427,9 @@ def _no_scores(outputs: Arrays, classes: int, fits: Callable[[int], bool]) -> Us
                 f"the activation of each class; for capsules {list(shape)} whose lengths it was trained by, "
                 "`return v.flatten(2).norm(dim=-1)`"
             )
+    wanted = "one class" if classes == 1 else f"{classes or 'the'} classes"
     return UsageError(
-        f"None of the outputs could hold the scores of {classes or 'the'} classes.",
+        f"None of the outputs could hold the scores of {wanted}.",
         f"The outputs for one image: {sizes}.",
         f"Let forward return a score for each class, {line}; or name as many classes as there are scores.",
     )
