@@ -118,7 +118,15 @@ def test_tables_of_other_formats_are_refused(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "old.run").mkdir()
     words = ["batch", MODEL, str(source), "--threads", "1", "-o"]
-    for name in ("a.csv", "a.csv/", "a.json", "b/a.XLSX", "memory://place/a.csv", "a.arrow", "a.parquet.gz"):
+    for name in (
+        "a.csv",
+        "a.csv/",
+        "a.json",
+        "b/a.XLSX",
+        "memory://place/a.csv",
+        "a.arrow",
+        "a.parquet.gz",
+    ):
         assert run([*words, name], monkeypatch) == 2, name
         assert "*.parquet" in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == [source.name, "old.run"]

@@ -2,7 +2,7 @@ import { fileURLToPath } from "node:url";
 import { defineConfig, type UserConfig } from "vite";
 import { licences } from "./licences.js";
 
-const SITE = fileURLToPath(new URL("../../../serving/deploy/site", import.meta.url));
+const SITE = fileURLToPath(new URL("../../../deploy/site", import.meta.url));
 
 // `capsedge deploy web` and the service worker rely on these folders: their files are fetched if WebGPU is chosen, and
 // if a model is not compiled.
