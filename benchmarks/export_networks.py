@@ -13,9 +13,6 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from capsedge.models.checkpoint import load_checkpoint
-from capsedge.runtime.zoo import zoo_model
-
 
 @dataclass(frozen=True)
 class Network:
@@ -330,6 +327,8 @@ class Recurrent(nn.Module):
 
 def checkpoint(name: str) -> Path:
     """The file of a bundled model's weights."""
+    from capsedge.runtime.zoo import zoo_model
+
     path = zoo_model(name)
     assert path is not None
     return path.with_suffix(".safetensors")
@@ -337,6 +336,8 @@ def checkpoint(name: str) -> Path:
 
 def digits_em() -> nn.Module:
     """The network of the bundled model of that name."""
+    from capsedge.models.checkpoint import load_checkpoint
+
     return load_checkpoint(checkpoint("digits-em"))
 
 

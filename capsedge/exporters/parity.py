@@ -20,6 +20,7 @@ from capsedge.graph import Rewrites
 from capsedge.graph.ir import Graph
 from capsedge.models.user.code import first_line, line_of, node_lines
 from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime
+from capsedge.runtime.backends.onnxruntime_session import without_spinning
 from capsedge.runtime.session.routing_trace import PREFIX
 from capsedge.tolerance import TRACE, Tolerance, excess, undefined
 
@@ -41,6 +42,7 @@ def session_of(model: onnx.ModelProto, threads: int = 0) -> onnxruntime.Inferenc
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
+    without_spinning(options)
     try:
         return onnxruntime.InferenceSession(
             model.SerializeToString(), options, providers=["CPUExecutionProvider"]

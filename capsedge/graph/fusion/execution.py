@@ -10,7 +10,11 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime
-from capsedge.runtime.backends.onnxruntime_session import keep_to_itself, multiply_exactly
+from capsedge.runtime.backends.onnxruntime_session import (
+    keep_to_itself,
+    multiply_exactly,
+    without_spinning,
+)
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -29,6 +33,7 @@ def session_of(model: onnx.ModelProto, optimized: bool = False, arena: bool = Fa
     options.log_severity_level = 4
     keep_to_itself(options)
     multiply_exactly(options)
+    without_spinning(options)
     options.enable_cpu_mem_arena = arena
     if not optimized:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL

@@ -18,7 +18,11 @@ from capsedge.graph.ir import copy_of
 from capsedge.graph.portable import merge_views
 from capsedge.graph.rewrites import replace_layer_norms, write_exact_sigmoids
 from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime
-from capsedge.runtime.backends.onnxruntime_session import keep_to_itself, multiply_exactly
+from capsedge.runtime.backends.onnxruntime_session import (
+    keep_to_itself,
+    multiply_exactly,
+    without_spinning,
+)
 from capsedge.tolerance import MAX_GROWTH, NOISE_FACTOR, Tolerance, excess
 
 if TYPE_CHECKING:
@@ -172,6 +176,7 @@ def _session(original: bytes) -> onnxruntime.InferenceSession:
     options.log_severity_level = 4
     keep_to_itself(options)
     multiply_exactly(options)
+    without_spinning(options)
     try:
         return onnxruntime.InferenceSession(original, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime's errors have no common public base

@@ -210,6 +210,11 @@ def available_threads() -> int:
     return allowed if allowed < (os.cpu_count() or 1) else 0
 
 
+def without_spinning(options: Any) -> None:
+    """Let idle threads sleep: a session of few runs, or of many small ones, computes less than they spin."""
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+
+
 def keep_to_itself(options: Any, folder: Path | None = None) -> None:
     """A second line of defence behind `onnx_file`: sessions read only this format, and no other files.
 
