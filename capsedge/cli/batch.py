@@ -28,6 +28,14 @@ def _local(text: str) -> Path | None:
     return None if is_remote(text) else Path(plain(text))
 
 
+def _local_output(text: str) -> Path | None:
+    """The path of an output on this machine, which is not named like a file of another format."""
+    from capsedge.batch_inference.journal import check_output
+
+    check_output(text)
+    return _local(text)
+
+
 def _local_model(text: str) -> Path | None:
     """The path of a model on this machine; None if it is remote or the name of a model."""
     path = _local(text)
@@ -36,9 +44,8 @@ def _local_model(text: str) -> Path | None:
 
 def _written(output: Path) -> list[Path]:
     """The path that is written last: the file, or the marker of a complete folder of parts."""
-    from capsedge.batch_inference.journal import SUCCESS, check_output, is_file
+    from capsedge.batch_inference.journal import SUCCESS, is_file
 
-    check_output(str(output))
     return [output if is_file(str(output)) else output / SUCCESS]
 
 
@@ -67,7 +74,7 @@ Output = Annotated[
         "--output",
         help="A file *.parquet, or a folder (or an address) for a folder of parts.",
     ),
-    PathRole(written=_written, creates=True, named=_local),
+    PathRole(written=_written, creates=True, named=_local_output),
 ]
 
 

@@ -120,7 +120,6 @@ def test_tables_of_other_formats_are_refused(
     words = ["batch", MODEL, str(source), "--threads", "1", "-o"]
     for name in (
         "a.csv",
-        "a.csv/",
         "a.json",
         "b/a.XLSX",
         "memory://place/a.csv",
@@ -129,6 +128,7 @@ def test_tables_of_other_formats_are_refused(
     ):
         assert run([*words, name], monkeypatch) == 2, name
         assert "*.parquet" in capsys.readouterr().err
+    assert run([*words, "a.csv/"], monkeypatch) == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == [source.name, "old.run"]
     for name in ("A.PARQUET", "run-1.5", "old.run", ".hidden", "2026.11.23"):
         assert run([*words, name], monkeypatch) == 0, name

@@ -22,6 +22,16 @@ if TYPE_CHECKING:
 Session: TypeAlias = "onnxruntime.InferenceSession"
 
 
+def session_options() -> onnxruntime.SessionOptions:
+    """Options of sessions that are compared: no other files, exact products, threads that sleep."""
+    options: onnxruntime.SessionOptions = import_onnxruntime().SessionOptions()
+    options.log_severity_level = 4
+    keep_to_itself(options)
+    multiply_exactly(options)
+    without_spinning(options)
+    return options
+
+
 def session_of(model: onnx.ModelProto, optimized: bool = False, arena: bool = False) -> Session:
     """Load a model in ONNX Runtime on the CPU.
 
@@ -29,11 +39,7 @@ def session_of(model: onnx.ModelProto, optimized: bool = False, arena: bool = Fa
         arena: whether the session keeps its memory, so that the next run need not allocate any.
     """
     onnxruntime = import_onnxruntime()
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    keep_to_itself(options)
-    multiply_exactly(options)
-    without_spinning(options)
+    options = session_options()
     options.enable_cpu_mem_arena = arena
     if not optimized:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL

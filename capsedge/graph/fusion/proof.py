@@ -12,17 +12,12 @@ import onnx
 from capsedge.errors import UnsupportedModelError
 from capsedge.graph.functions import attach_functions
 from capsedge.graph.fusion.edit import store_halves
-from capsedge.graph.fusion.execution import first_line, session_of
+from capsedge.graph.fusion.execution import first_line, session_of, session_options
 from capsedge.graph.fusion.values import Array, Values
 from capsedge.graph.ir import copy_of
 from capsedge.graph.portable import merge_views
 from capsedge.graph.rewrites import replace_layer_norms, write_exact_sigmoids
 from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime
-from capsedge.runtime.backends.onnxruntime_session import (
-    keep_to_itself,
-    multiply_exactly,
-    without_spinning,
-)
 from capsedge.tolerance import MAX_GROWTH, NOISE_FACTOR, Tolerance, excess
 
 if TYPE_CHECKING:
@@ -172,11 +167,7 @@ def _session(original: bytes) -> onnxruntime.InferenceSession:
         UnsupportedModelError: it cannot be loaded.
     """
     onnxruntime = import_onnxruntime()
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    keep_to_itself(options)
-    multiply_exactly(options)
-    without_spinning(options)
+    options = session_options()
     try:
         return onnxruntime.InferenceSession(original, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime's errors have no common public base
