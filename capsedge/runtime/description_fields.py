@@ -63,7 +63,10 @@ def read_file(path: Path) -> dict[str, Any]:
     """
     fix = f"It is a TOML file with fields such as {', '.join(list(FIELDS)[:3])} (docs/reference/metadata.md)."
     try:
-        return read_fields(read_toml(path, fix), path.parent)
+        fields = read_toml(path, fix)
+        if not fields:
+            raise UsageError("It has no field.", "An empty file describes nothing.", fix)
+        return read_fields(fields, path.parent)
     except MalformedJson as error:
         raise UsageError(f"{path} is not TOML.", f"{error}.", fix) from error
     except UsageError as error:
