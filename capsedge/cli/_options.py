@@ -299,7 +299,7 @@ class MetadataOptions(Options):
     describe: tuple[str, ...] = option(
         (),
         "A TOML file of these and further fields, or one field as NAME=VALUE: "
-        f"{', '.join(DESCRIPTION_FIELDS[6:])}. The options above come before it. Repeatable.",
+        f"{', '.join(DESCRIPTION_FIELDS[6:])}. The options above override it. Repeatable.",
         metavar="FILE|NAME=VALUE",
         parse=_description,
         path="description",

@@ -28,12 +28,12 @@ def once(
     question: tuple[Hashable, ...],
     answer: Callable[[], Result],
 ) -> Result:
-    """What is found out about the function of a piece; for an equal piece, what was found before.
+    """The answer to a question about a piece's function; for an equal piece, the earlier answer.
 
     Args:
         boundary, ends: as for `Values.function`.
         question: what the answer depends on besides the function.
-        answer: finds it out, in terms that hold no names.
+        answer: computes it, in terms that hold no names.
 
     Raises:
         NoMatch: the answer raises it, or did so for an equal piece.
@@ -46,7 +46,9 @@ def once(
         try:
             graph.answers[key] = answer()
         except NoMatch as error:
-            graph.answers[key] = error
+            graph.answers[key] = NoMatch(
+                str(error)
+            )  # without its traceback, which keeps arrays alive
     found = graph.answers[key]
     if isinstance(found, NoMatch):
         raise NoMatch(str(found))

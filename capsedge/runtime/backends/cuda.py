@@ -30,7 +30,7 @@ _HOST_TO_DEVICE, _DEVICE_TO_HOST, _DEVICE_TO_DEVICE = 1, 2, 3
 _STREAM_NON_BLOCKING = 1
 _EVENT_WITHOUT_TIMING = 2
 _CAPTURE_THREAD_LOCAL = 1
-_MAJOR, _MINOR, _INTEGRATED, _MULTIPROCESSORS = 75, 76, 18, 16
+_MAJOR, _MINOR, _MULTIPROCESSORS = 75, 76, 16
 _OLD_DRIVER = 35
 LEGACY_STREAM = 1  # the default stream of a process
 HOST_MEMORY, DEVICE_MEMORY, MANAGED_MEMORY = 1, 2, 3  # 0: none that CUDA knows
@@ -226,10 +226,6 @@ class Cuda:
         """``"8.7"`` for an Orin."""
         major = self._number("cudaDeviceGetAttribute", _MAJOR, device)
         return f"{major}.{self._number('cudaDeviceGetAttribute', _MINOR, device)}"
-
-    def integrated(self, device: int) -> bool:
-        """Whether GPU and CPU share their memory, as on a Jetson."""
-        return bool(self._number("cudaDeviceGetAttribute", _INTEGRATED, device))
 
     def multiprocessors(self, device: int) -> int:
         """Active streaming multiprocessors; on a Jetson, they depend on the power mode."""

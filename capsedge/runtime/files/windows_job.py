@@ -11,11 +11,8 @@ if sys.platform == "win32":
     import ctypes
     from ctypes import wintypes
 
-    _EXTENDED_LIMITS = 9  # JobObjectExtendedLimitInformation
-    _PROCESS_MEMORY, _ACTIVE_PROCESSES = (
-        0x100,
-        0x8,
-    )  # JOB_OBJECT_LIMIT_PROCESS_MEMORY, _ACTIVE_PROCESS
+    # JobObjectExtendedLimitInformation, JOB_OBJECT_LIMIT_PROCESS_MEMORY, JOB_OBJECT_LIMIT_ACTIVE_PROCESS
+    _EXTENDED_LIMITS, _PROCESS_MEMORY, _ACTIVE_PROCESSES = 9, 0x100, 0x8
 
     class _Limits(ctypes.Structure):
         """``JOBOBJECT_EXTENDED_LIMIT_INFORMATION``."""
