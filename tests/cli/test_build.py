@@ -66,6 +66,7 @@ def test_build_never_imports_torch(model: Path) -> None:
     assert re.fullmatch(r"TensorRT .*\nFalse\n", done.stdout), done.stdout + done.stderr
 
 
+@pytest.mark.thorough
 def test_build_c_never_imports_torch(model: Path, tmp_path: Path) -> None:
     code = (
         "import atexit, sys\n"

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from capsedge.errors import EnvironmentProblem
 from capsedge.runtime.backends.cuda import load_cuda
+from tests import tiers
 from tests.native.library import NativeError, output_shapes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -262,7 +263,8 @@ def host_library() -> Path | None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not target.is_file() or target.stat().st_mtime <= newest:
             made = target.with_name(f"{target.name}.{os.getpid()}")
-            _compile(compiler, checks, sources, made)
+            with tiers.shared:
+                _compile(compiler, checks, sources, made)
             made.replace(target)
     return target
 
