@@ -119,6 +119,7 @@ def test_metadata_is_strings(tmp_path: Path) -> None:
     assert config["architecture"] == "matrix-capsules"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("ending", ["safetensors", "pt"])
 def test_impossible_configurations(ending: str, tmp_path: Path) -> None:
     """Refused by what they say, or by the tensors that the file does not have: no such model is built."""

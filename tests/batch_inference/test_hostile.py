@@ -98,6 +98,7 @@ def test_a_large_member_is_a_row(tmp_path: Path) -> None:
     assert "without the mark" in end["error"]
 
 
+@pytest.mark.thorough
 def test_a_bomb_of_gzip_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "UNPACKED_BYTES", 1 << 20)
     bomb = header(b"a.txt", 64 << 20) + bytes(64 << 20) + header(b"b.png", 3) + b"abc"
@@ -178,6 +179,7 @@ def fuzzed(data: bytes, changes: list[tuple[int, int]], cut: int) -> bytes:
     return bytes(changed[: len(changed) - cut % len(changed)]) if cut else bytes(changed)
 
 
+@pytest.mark.thorough
 @settings(max_examples=150, deadline=None)
 @given(
     kind=st.sampled_from(["tar", "tar.gz", "bytes", "list", "npy", "npz", "idx", "idx.gz"]),

@@ -116,6 +116,7 @@ def test_files_are_left_to_the_shell(line: str, names: list[str]) -> None:
     assert answered(line) == [("file", line.split(" ")[-1]), *(("plain", name) for name in names)]
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 def test_bash(tmp_path: Path) -> None:
     """The script at work: where it is offered no name, bash completes files itself."""

@@ -85,6 +85,7 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         native_library.find_embedding()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("options", [[], ["--top", "3"], ["--threshold", "0.35"], ["--invert"]])
 def test_classify_prints_what_infer_prints(programs: Path, options: list[str]) -> None:
     assert run(programs / "classify", *options, default_model(), *SAMPLES) == infer(
@@ -92,6 +93,7 @@ def test_classify_prints_what_infer_prints(programs: Path, options: list[str]) -
     )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("options", [[], ["--top", "2"], ["--threshold", "0.3"]])
 def test_nothing_to_see(programs: Path, tmp_path: Path, options: list[str]) -> None:
     from PIL import Image
@@ -112,6 +114,7 @@ def test_nothing_to_see(programs: Path, tmp_path: Path, options: list[str]) -> N
         assert re.match(rf"{re.escape(str(blank))}: \d \(nothing to see\), 0\.", said)
 
 
+@pytest.mark.thorough
 def test_examples_print_the_values_of_a_regression(programs: Path, tmp_path: Path) -> None:
     pytest.importorskip("onnx")
     from capsedge.runtime.metadata.metadata import Outputs, Preprocessing
@@ -217,6 +220,7 @@ def test_cmake_and_pkg_config(tmp_path: Path) -> None:
     assert "-lcapsedge" in done.stdout
 
 
+@pytest.mark.thorough
 def test_the_header_needs_no_exceptions(tmp_path: Path) -> None:
     source = tmp_path / "program.cpp"
     source.write_text(

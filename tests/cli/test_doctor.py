@@ -61,6 +61,7 @@ def test_versions_without_importing() -> None:
     assert "no_such_package" not in done.stdout
 
 
+@pytest.mark.thorough
 def test_base_job_works_here() -> None:
     """The default model really loads and runs."""
     result = CliRunner().invoke(app, ["doctor"])

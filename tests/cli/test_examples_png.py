@@ -147,6 +147,7 @@ def test_damaged_files_without_a_decoder(without_libpng: Path, tmp_path: Path) -
     assert done.stderr.splitlines() == wanted
 
 
+@pytest.mark.thorough
 def test_libpng_reads_what_pillow_reads(programs: Path, tmp_path: Path) -> None:
     files = plain_files(tmp_path) + other_files(tmp_path)
     assert run(programs / "classify", *ASKED, default_model(), *files) == infer(*ASKED, *files)
@@ -154,6 +155,7 @@ def test_libpng_reads_what_pillow_reads(programs: Path, tmp_path: Path) -> None:
     assert [line.split(":")[0] for line in lines] == list(map(str, files))
 
 
+@pytest.mark.thorough
 def test_interlaced_files_are_read(programs: Path, tmp_path: Path) -> None:
     """Adam7 of one pass: an image of one pixel is stored the same way, with another header."""
     one = png(1, 1, 8, 0, b"\xc8")
@@ -198,6 +200,7 @@ def limited(*command: str | Path) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("libpng", [True, False])
 def test_cmake_uses_libpng_where_it_is_there(libpng: bool, tmp_path: Path) -> None:
     cmake, build = tool("cmake", "cmake"), tmp_path / "build"

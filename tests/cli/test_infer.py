@@ -342,6 +342,7 @@ def piped(content: bytes | None, *words: object) -> subprocess.CompletedProcess[
     )
 
 
+@pytest.mark.thorough
 def test_an_image_from_the_standard_input(place: Path):
     image, model = place / "images" / "b-left.png", place / "plain.onnx"
     found = json.loads(piped(image.read_bytes(), "-", image, "--json", "-m", model).stdout)

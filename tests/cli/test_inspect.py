@@ -202,6 +202,7 @@ def test_every_truncation_is_refused_or_read(routed: Path, tmp_path: Path) -> No
     assert refused > len(data) // 7 // 2
 
 
+@pytest.mark.thorough
 def test_flipped_bytes_raise_nothing_else(routed: Path, tmp_path: Path) -> None:
     data = bytearray(routed.read_bytes())
     rng = np.random.default_rng(0)

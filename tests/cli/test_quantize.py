@@ -128,6 +128,7 @@ def _spoiled(scores: np.ndarray) -> np.ndarray:
     return spoiled
 
 
+@pytest.mark.thorough
 def test_the_table_is_kept_and_a_stale_one_refused(place: Path, tmp_path: Path) -> None:
     table = tmp_path / "t.json"
     arguments = ("--calib-data", place / "data", "--table", table, "--max-drop", 9)
@@ -142,6 +143,7 @@ def test_the_table_is_kept_and_a_stale_one_refused(place: Path, tmp_path: Path) 
         assert "stale" in message
 
 
+@pytest.mark.thorough
 def test_sensitivity(place: Path) -> None:
     code, text, message = _run(
         place / "m.onnx", "--calib-data", place / "data", "--sensitivity", "--json"
@@ -175,6 +177,7 @@ def test_accuracy_is_never_reported_on_calibration_images(place: Path, tmp_path:
     }
 
 
+@pytest.mark.thorough
 def test_bad_input(place: Path, tmp_path: Path) -> None:
     model, data = place / "m.onnx", place / "data"
     (tmp_path / "empty").mkdir()

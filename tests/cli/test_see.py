@@ -76,6 +76,7 @@ def test_hostile_names_are_text(place: Path):
         see(place / "hostile.onnx", image, "--what", what, "-o", place / "out.png")
 
 
+@pytest.mark.thorough
 def test_a_page_holds_all_pictures_and_no_markup_of_names(place: Path):
     output = place / "out.html"
     said = see(place / "hostile.onnx", place / "<b>$x$.png", "-o", output, "--json")
@@ -157,6 +158,7 @@ def test_without_matplotlib(place: Path, monkeypatch: pytest.MonkeyPatch):
     assert error.fix == "pip install 'capsedge[viz]'"
 
 
+@pytest.mark.thorough
 def test_needs_no_torch():
     code = (
         "import sys; sys.modules['torch'] = sys.modules['onnx'] = None\n"

@@ -103,6 +103,7 @@ def test_interrupted_training_says_how_to_go_on(tmp_path: Path, terminal: bool):
     }
 
 
+@pytest.mark.thorough
 def test_nobody_reads():
     reader, writer = os.pipe()
     os.close(reader)
@@ -119,6 +120,7 @@ def test_nobody_reads():
     os.close(writer)
 
 
+@pytest.mark.thorough
 def test_closed_streams(tmp_path: Path):
     done = shell(f"capsedge infer '{SEVEN}' >&-")
     assert (done.returncode, done.stderr) == (0, "")

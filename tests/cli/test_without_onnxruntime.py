@@ -15,6 +15,7 @@ SAMPLE = ROOT / "capsedge" / "zoo" / "samples" / "digit-7.png"
 _HIDDEN = "import sys; sys.modules['onnxruntime'] = None; from capsedge.cli import main; main()"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "words",
     [

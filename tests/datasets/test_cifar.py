@@ -20,6 +20,7 @@ from capsedge.runtime.files import sandbox
 from capsedge.spec import limits
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_cifar_batches_of_every_protocol(protocol: int, tmp_path: Path) -> None:
     rows = np.random.default_rng(0).integers(0, 256, (3, 3072), dtype=np.uint8)
@@ -66,6 +67,7 @@ _REFUSED_BATCHES: dict[str, tuple[Any, str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_cifar_batches_that_are_refused(tmp_path: Path) -> None:
     failed = []
     for name, (batch, said) in _REFUSED_BATCHES.items():

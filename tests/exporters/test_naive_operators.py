@@ -43,6 +43,7 @@ class NaiveBodies(OrtFunctions):
 EM = [c for c in CASES if c.operator == "EMRouting"]
 
 
+@pytest.mark.thorough
 @table("case", selected(EM))
 def test_em_routing(case: Case) -> None:
     row = check(NaiveBodies(), case, "float32")

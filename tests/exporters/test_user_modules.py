@@ -363,6 +363,7 @@ class _WithTable(torch.nn.Module):
         return y
 
 
+@pytest.mark.thorough
 def test_the_report_lists_tensors_outside_the_state_dict() -> None:
     report = capsedge.export(_WithTable(), None, example=EXAMPLE)
     assert report.unregistered == ("table [3]",)

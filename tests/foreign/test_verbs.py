@@ -41,7 +41,7 @@ def _run(*words: object) -> tuple[int, str, capsedge.CapsedgeError | None]:
     return result.exit_code, result.stdout, None
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", MADE)
 @pytest.mark.parametrize("precision", ["int8", "fp16"])
 def test_quantize(folder: Path, tmp_path: Path, name: str, precision: str) -> None:

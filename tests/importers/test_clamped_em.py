@@ -49,6 +49,7 @@ def difference(module: YuxianMeng, model: torch.nn.Module, x: Tensor) -> float:
     )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("side", [24, 28])
 @pytest.mark.parametrize("iterations", [1, 2, 3])
 def test_the_function_of_its_author(iterations: int, side: int, tmp_path: Path) -> None:

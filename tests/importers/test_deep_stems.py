@@ -90,6 +90,7 @@ def difference(model: nn.Module, wanted: Tensor, x: Tensor) -> float:
     return float((found - wanted).abs().max() / wanted.abs().max())
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", CASES)
 def test_the_function_of_its_author(name: str, tmp_path: Path) -> None:
     case = CASES[name]

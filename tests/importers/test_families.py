@@ -137,7 +137,7 @@ CONFUSED = {
 }
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("case", CONFUSED)
 def test_the_authors_code_notices_the_wrong_function(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -162,7 +162,7 @@ def test_the_authors_code_notices_the_wrong_function(
     assert not target.exists()
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("case", CASES)
 def test_the_authors_code_agrees(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -199,6 +199,7 @@ def test_no_image_is_alone_where_the_batch_is_free(count: int) -> None:
     assert [len(p) for p in batches(inputs.numpy(), 1)] == [1] * count
 
 
+@pytest.mark.thorough
 def test_alternatives_that_are_better_on_data_are_named(tmp_path: Path) -> None:
     """The labels are what the author's network says, so that the right function is always right."""
     torch.manual_seed(9)
@@ -252,6 +253,7 @@ primary_grouping = "pixels"
     assert (found - wanted).abs().max() <= 1e-5 * wanted.abs().max()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("missing", "says"),
     [("iterations", "--iters"), ("height", "--size"), ("scale", "--range")],

@@ -48,6 +48,7 @@ def one_by_one(module: nn.Module, x: Tensor) -> Tensor:
         return torch.cat([module(image.unsqueeze(0)) for image in x]).squeeze(-1)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("case", CASES)
 def test_the_function_of_its_author(case: str, tmp_path: Path) -> None:
     make, side = CASES[case]
@@ -99,6 +100,7 @@ def compared(module: nn.Module, tmp_path: Path, patch: pytest.MonkeyPatch) -> An
     )
 
 
+@pytest.mark.thorough
 def test_the_authors_random_windows_are_fixed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,6 +140,7 @@ def test_windows_drawn_out_of_sight_are_refused(
         compared(n.large(pool=n.Pool(None)), tmp_path, monkeypatch)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("case", CONFUSED)
 def test_the_authors_code_notices_the_wrong_function(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -33,6 +33,7 @@ def network(scoring: str, yaw: float) -> nn.Module:
     return fsanet.FsaNet(scoring, yaw).eval()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("case", CASES)
 def test_the_function_of_its_author(case: str, tmp_path: Path) -> None:
     scoring, yaw, variant = CASES[case]
@@ -55,6 +56,7 @@ def test_the_function_of_its_author(case: str, tmp_path: Path) -> None:
     assert (found - wanted).abs().max() <= 1e-5 * wanted.abs().max()
 
 
+@pytest.mark.thorough
 def test_the_variant_is_asked_for(tmp_path: Path) -> None:
     file = saved(network("variance", 99.0), tmp_path / "m.pth")
     with pytest.raises(UsageError, match="Which variant of fsanet"):
@@ -73,6 +75,7 @@ def test_the_variant_is_asked_for(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "variant", ["omasaht", pytest.param("vietlinhtspt", marks=pytest.mark.thorough)]
 )
@@ -154,6 +157,7 @@ def test_an_ensemble_of_its_authors_networks(together: bool, tmp_path: Path) -> 
     assert (members[0](images()) - wanted).abs().max() > 0.01 * wanted.abs().max()
 
 
+@pytest.mark.thorough
 def test_networks_that_make_no_ensemble(tmp_path: Path) -> None:
     torch.manual_seed(11)
     one, other = fsanet.FsaNet(), fsanet.FsaNet()
@@ -237,7 +241,7 @@ def keras_file(weights: dict[str, torch.Tensor], path: Path) -> Path:
     return write(path, layers)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("pooling", ["metric", "netvlad"])
 @pytest.mark.parametrize("scoring", ["convolution", "variance", "none"])
 def test_networks_of_the_authors_comparison(scoring: str, pooling: str, tmp_path: Path) -> None:
@@ -259,6 +263,7 @@ def test_networks_of_the_authors_comparison(scoring: str, pooling: str, tmp_path
     assert (found - wanted).abs().max() <= 1e-5 * wanted.abs().max()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("scoring", ["convolution", "variance", "none"])
 def test_the_keras_original(scoring: str, tmp_path: Path) -> None:
     pytest.importorskip("h5py")

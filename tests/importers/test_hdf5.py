@@ -109,6 +109,7 @@ def _secret(folder: Path) -> Path:
     return path
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("attack", ELSEWHERE)
 def test_no_other_file_is_opened(tmp_path: Path, attack: str) -> None:
     secret = _secret(tmp_path)
@@ -125,6 +126,7 @@ def test_no_other_file_is_opened(tmp_path: Path, attack: str) -> None:
         assert watch.opened()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("attack", ELSEWHERE)
 def test_no_other_file_is_opened_by_what_the_checks_overlook(tmp_path: Path, attack: str) -> None:
     """With open doors shut, h5py fails by itself: nothing rests on the checks alone."""
@@ -224,7 +226,7 @@ HARMFUL = [
 ]  # fmt: skip
 
 
-@pytest.mark.sample(9)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("make", HARMFUL, ids=lambda f: f.__name__.strip("_"))
 def test_refused(tmp_path: Path, make: Callable[[h5py.File], None]) -> None:
     with h5py.File(tmp_path / "m.h5", "w") as file:
@@ -277,6 +279,7 @@ def test_an_archive_in_disguise(tmp_path: Path) -> None:
         read_weights(tmp_path / "m.keras")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("module", ["h5py", "numpy", "json", "runpy"])
 def test_modules_beside_the_file_are_not_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str

@@ -48,6 +48,7 @@ def imported(path: Path, **answers: Any) -> ImportReport:
     return import_with(path, **{"preprocessing": IMAGES, **answers})
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_capsule_layer_of_the_examples(variant: str, shared: bool, tmp_path: Path) -> None:
@@ -94,6 +95,7 @@ def test_variants_are_told_apart_and_asked_for(tmp_path: Path) -> None:
             assert np.abs(one - other).max() > 1e-3 * np.abs(one).max()
 
 
+@pytest.mark.thorough
 def test_the_wrong_variant_is_named_by_data(tmp_path: Path) -> None:
     weights = k.example_weights(rng())
     file = k.write(tmp_path / "m.h5", weights, k.example_config())
@@ -107,6 +109,7 @@ def test_the_wrong_variant_is_named_by_data(tmp_path: Path) -> None:
     assert not report.measured.better
 
 
+@pytest.mark.thorough
 def test_unknown_layers_are_refused_by_name(tmp_path: Path) -> None:
     weights = k.example_weights(rng())
     strange = [k.layer("LeakyReLU", "leaky", "conv_b")]
@@ -127,6 +130,7 @@ def test_weights_that_do_not_fit_their_configuration(tmp_path: Path) -> None:
         imported(file, variant="replaced")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("first", [0, 1, 7])
 def test_capsnet_keras(first: int, tmp_path: Path) -> None:
     """Its decoder's layers are counted from wherever the session began."""

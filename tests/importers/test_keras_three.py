@@ -90,6 +90,7 @@ LAYERS = {"caps": "capsule_layer"} | {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("scoring", ["convolution", "none"])
 def test_fsanet(scoring: str, tmp_path: Path) -> None:
     torch.manual_seed(13)

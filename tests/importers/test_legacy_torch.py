@@ -47,6 +47,7 @@ def test_code_is_refused_and_not_run(tmp_path: Path) -> None:
     assert not (tmp_path / "made").exists()
 
 
+@pytest.mark.thorough
 def test_damage_is_refused(tmp_path: Path) -> None:
     data = saved({"a": torch.ones(64), "b": torch.zeros(8)}, tmp_path / "m.pt").read_bytes()
     for length in (15, 40, 120, len(data) - 200, len(data) - 1):
@@ -59,6 +60,7 @@ def test_damage_is_refused(tmp_path: Path) -> None:
         read_weights(tmp_path / "claimed.pt")
 
 
+@pytest.mark.thorough
 def test_noise_is_refused_or_read(tmp_path: Path) -> None:
     """Never another error."""
     data = saved({"a": torch.ones(4), "b": torch.zeros(3, 2)}, tmp_path / "m.pt").read_bytes()

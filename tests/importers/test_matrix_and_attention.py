@@ -104,6 +104,7 @@ def difference(model: nn.Module, wanted: Tensor, x: Tensor) -> float:
     return float((found - wanted).abs().max() / wanted.abs().max())
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("case", CASES)
 def test_the_function_of_its_author(case: str, tmp_path: Path) -> None:
     family, make, answers, shape = CASES[case]
@@ -131,6 +132,7 @@ CONFUSED = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("case", CONFUSED)
 def test_the_other_function_is_another(case: str, tmp_path: Path) -> None:
     """The comparison with the author's code, whose bound is 1e-5, cannot take one for the other."""
@@ -151,6 +153,7 @@ def test_which_patches_is_asked(tmp_path: Path) -> None:
         capsedge.import_checkpoint(file, iterations=2)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("old", [False, True])
 def test_data_tells_the_patches(old: bool, tmp_path: Path) -> None:
     """The labels are what the author's network says."""
@@ -167,6 +170,7 @@ def test_data_tells_the_patches(old: bool, tmp_path: Path) -> None:
     assert report.measured.accuracy == 1.0
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("mixed", [False, True])
 def test_data_tells_the_family(mixed: bool, tmp_path: Path) -> None:
     torch.manual_seed(4)

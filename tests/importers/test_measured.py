@@ -72,6 +72,7 @@ def test_data_decide_between_variants_of_a_regression(tmp_path: Path) -> None:
     assert any("variant 'omasaht' by the data" in note for note in report.origin.notes)
 
 
+@pytest.mark.thorough
 def test_a_wrong_sign_is_noticed(tmp_path: Path) -> None:
     torch.manual_seed(23)
     module = fsanet.FsaNet("convolution", 99.0).eval()
@@ -86,6 +87,7 @@ def test_a_wrong_sign_is_noticed(tmp_path: Path) -> None:
     assert sum("no lower than that of a constant" in w for w in report.warnings) == 3
 
 
+@pytest.mark.thorough
 def test_a_network_that_averages_over_the_batch_is_measured_at_its_batch(tmp_path: Path) -> None:
     torch.manual_seed(24)
     module = networks.CedricChee().eval()
@@ -101,6 +103,7 @@ def test_a_network_that_averages_over_the_batch_is_measured_at_its_batch(tmp_pat
     assert found.accuracy == 1.0
 
 
+@pytest.mark.thorough
 def test_a_thousand_inputs_in_small_blocks() -> None:
     made = ReferenceInputs(Preprocessing(8, 8, 1))
     blocks = list(made)

@@ -194,6 +194,7 @@ WRAPPED = {
 }
 
 
+@pytest.mark.thorough
 def test_every_way_to_save_a_network_is_read(tmp_path: Path) -> None:
     wanted = parts().state_dict()
     for name, content in WRAPPED.items():
@@ -221,6 +222,7 @@ NEW_NORMS = [
 ]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", [0, 1])
 @pytest.mark.parametrize("prefix", ["", "model."])

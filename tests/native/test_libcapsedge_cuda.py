@@ -39,6 +39,7 @@ from .test_libcapsedge_builds import OPTIONS
 from .test_libcapsedge_tensorrt import OnGpu, program
 
 pytest.importorskip("onnxruntime")
+pytestmark = pytest.mark.thorough  # the first of them compiles the library for stand-ins
 OPERATORS, TF32 = "capsedge.cuda.operators", "use_tf32"
 NEW_DRIVER = "int cuDriverGetVersion(int* to) { return *to = 13000, 0; }"
 SIZE = ctypes.c_size_t(1)
@@ -226,7 +227,6 @@ def test_only_eight_shapes_are_captured(gpu: Gpu) -> None:
     session.close()
 
 
-@pytest.mark.thorough
 def test_threads_share_a_session(gpu: Gpu) -> None:
     """Who finds the graphs in use runs plainly; all get the bits of one; nothing runs beside a capture."""
     session, cpu = gpu.open(default_model()), Session(default_model(), onnxruntime=str(gpu.folder))

@@ -18,6 +18,7 @@ from .libcapsedge import ARTEFACT, Failed, Session
 from .stand_ins import Machine
 
 pytest.importorskip("onnxruntime")
+pytestmark = pytest.mark.thorough  # the first of them compiles the library for stand-ins
 
 
 def change(path: Path, **values: Any) -> None:
@@ -33,7 +34,6 @@ def change(path: Path, **values: Any) -> None:
     engine_metadata.metadata_path(path).write_text(json.dumps(stands))
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     "values",
     [
@@ -60,7 +60,6 @@ def test_engines_for_something_else(engine: Any, machine: Machine, values: dict[
     assert why.replace("10.3.0.26", "10.3.0") == theirs.value.why
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("version", ["10.3.0", "10.3.0.26"])
 def test_versions_with_and_without_the_build(engine: Any, machine: Machine, version: str) -> None:
     path = engine(default_model())
@@ -68,7 +67,6 @@ def test_versions_with_and_without_the_build(engine: Any, machine: Machine, vers
     Session(path).close()
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     "values",
     [
@@ -95,7 +93,6 @@ def test_damaged_metadata(engine: Any, machine: Machine, values: dict[str, Any])
         capsedge.load(path)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", "\x00", '{"schema": 1e400}'])
 def test_metadata_that_is_none(engine: Any, machine: Machine, text: str) -> None:
     path = engine(default_model())
@@ -108,7 +105,6 @@ def test_metadata_that_is_none(engine: Any, machine: Machine, text: str) -> None
         Session(path)
 
 
-@pytest.mark.thorough
 def test_checksums_of_all_lengths(engine: Any, machine: Machine) -> None:
     """What is not TensorRT's is TensorRT's to say; what is not the metadata file's never gets there."""
     import hashlib

@@ -20,6 +20,7 @@ from .stand_ins import Machine
 from .test_libcapsedge_tensorrt import OnGpu
 
 pytest.importorskip("onnxruntime")
+pytestmark = pytest.mark.thorough  # the first of them compiles the library for stand-ins
 
 
 @pytest.fixture

@@ -34,6 +34,7 @@ from .stand_ins import INCLUDE, Machine, build, compiled, nvinfer, stand_ins_in
 from .test_libcapsedge_builds import OPTIONS
 
 pytest.importorskip("onnxruntime")
+pytestmark = pytest.mark.thorough  # the first of them compiles the library for stand-ins
 
 
 def pictures(count: int) -> list[Any]:
@@ -74,7 +75,6 @@ def test_predictions_are_those_of_python(engine: Any, machine: Machine, zoo_mode
     native.close()
 
 
-@pytest.mark.thorough
 def test_outputs_by_name(engine: Any, machine: Machine) -> None:
     """Those not named are not shown, as of an ONNX file; places are those of what is left."""
     x = np.random.default_rng(0).random((2, 1, 28, 28), np.float32)
@@ -103,7 +103,6 @@ def test_outputs_by_name(engine: Any, machine: Machine) -> None:
         native.predict(pictures(1))
 
 
-@pytest.mark.thorough
 def test_graphs_are_captured_once_a_batch(engine: Any, machine: Machine) -> None:
     """And kept while others run, each with the context that it was captured from."""
     native = Session(engine(default_model()))
@@ -129,7 +128,6 @@ def test_graphs_are_captured_once_a_batch(engine: Any, machine: Machine) -> None
     native.close()
 
 
-@pytest.mark.thorough
 def test_the_graphs_of_a_few_batches_are_kept(engine: Any, machine: Machine) -> None:
     """The one that was used longest ago gives its context to another batch."""
     native = Session(engine(default_model(), (1, 12, 12)))
@@ -145,7 +143,6 @@ def test_the_graphs_of_a_few_batches_are_kept(engine: Any, machine: Machine) -> 
     native.close()
 
 
-@pytest.mark.thorough
 def test_graphs_that_are_not_wanted(engine: Any, machine: Machine) -> None:
     native = Session(engine(default_model()), graphs=False)
     for _ in range(3):
@@ -155,7 +152,6 @@ def test_graphs_that_are_not_wanted(engine: Any, machine: Machine) -> None:
     native.close()
 
 
-@pytest.mark.thorough
 def test_engines_that_cannot_be_captured_run_plainly(engine: Any, machine: Machine) -> None:
     native = Session(engine(default_model()))
     machine.cudart.fake_set(1, 87, 1, ANY_AMOUNT)
@@ -165,7 +161,6 @@ def test_engines_that_cannot_be_captured_run_plainly(engine: Any, machine: Machi
     native.close()
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("batch", [(4, 4, 4), (3, 4, 4)])
 def test_batches_are_filled(engine: Any, machine: Machine, batch: tuple[int, int, int]) -> None:
     path = engine(default_model(), batch)
@@ -584,7 +579,6 @@ int main(int, char** arguments) {
 """
 
 
-@pytest.mark.thorough
 def test_global_sessions(engine: Any, machine: Machine, built: Path, tmp_path: Path) -> None:
     """One that is destroyed while the process ends does not call what has ended."""
     path = engine(default_model())
@@ -599,7 +593,6 @@ def test_global_sessions(engine: Any, machine: Machine, built: Path, tmp_path: P
     assert (found.returncode, found.stdout) == (0, "tensorrt 1 4"), found.stderr
 
 
-@pytest.mark.thorough
 def test_what_is_missing_is_named(
     engine: Any, machine: Machine, classify: Path, samples: list[Path], tmp_path: Path
 ) -> None:
@@ -690,7 +683,6 @@ def test_old_headers_are_left_alone(tmp_path: Path, line: str, wanted: str) -> N
     assert ("TensorRT 8 in" in found.stdout) == (wanted == "OFF")
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("target", "missing"),
     [("capsedge_tensorrt", "NvInferRuntime.h of TensorRT 10.3 or newer was not found"),

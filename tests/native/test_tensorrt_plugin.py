@@ -37,6 +37,7 @@ KERNELS = ("operators", "input_shapes", "cuda_node")
 FLOAT32, INT32, INT64 = 1, 5, 10  # PluginFieldType
 TYPES = {"float32": 0, "float16": 1}
 BUILD, RUNTIME = 0, 1
+pytestmark = pytest.mark.thorough  # the first of them compiles the plugins
 LIGHT = [c for c in ON_GPU if not c.heavy and c.operator in PLUGINS and c.dims.get("N", 1) > 0]
 
 

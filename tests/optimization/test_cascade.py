@@ -298,6 +298,7 @@ def test_inspect_counts_both_networks(place: Path, report: CascadeReport):
         forecast(place / "pair.onnx")
 
 
+@pytest.mark.thorough
 def test_the_gate(place: Path, tmp_path: Path):
     """No file where too many images take the long way, or too few decisions agree."""
     useless = written(tmp_path, "useless.onnx", noisy(capsule_model(), noise=5.0))

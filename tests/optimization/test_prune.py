@@ -167,6 +167,7 @@ def test_the_gate_keeps_a_rejected_file_aside(
     assert isinstance(ran.exception, ParityError)
 
 
+@pytest.mark.thorough
 def test_the_search_never_reads_the_test_images(
     checkpoint: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -245,6 +246,7 @@ def test_without_data_nothing_with_an_effect_goes(checkpoint: Path, tmp_path: Pa
     assert report.units == {"stem.0 channels": "7 of 8"}
 
 
+@pytest.mark.thorough
 def test_em_is_fine_tuned_too(data: Path, tmp_path: Path) -> None:
     import torch
 

@@ -73,6 +73,7 @@ def silenced(model: CapsuleModel, name: str, keep: tuple[int, ...]) -> None:
         value.index_fill_(each.dim, index[:, gone].reshape(-1), 0.0)
 
 
+@pytest.mark.sample(1)
 @settings(deadline=None, max_examples=15)
 @given(st.data())
 @pytest.mark.parametrize("kind", ["dynamic", "pixels", "convolutional", "attention"])
@@ -107,6 +108,7 @@ def test_a_child_without_activation_leaves_em_routing_alone() -> None:
         torch.testing.assert_close(model(x).scores, smaller(x).scores, rtol=1e-7, atol=1e-9)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_every_group_can_shrink_alone_and_all_together(kind: str) -> None:
     model = network(CONFIGS[kind])
@@ -167,6 +169,7 @@ def test_an_unknown_family_and_impossible_positions_are_refused() -> None:
         CONFIGS["convolutional"].replace(primary_positions=(1,))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("kind", "factor"),
     [

@@ -77,6 +77,7 @@ def wrong(parameter: Parameter, folder: Path) -> Iterator[tuple[str, Path]]:
         yield "another's folder", folder / "full"
 
 
+@pytest.mark.thorough
 def test_wrong_paths(folder: Path, given: dict[str, dict[str, list[str | Path]]]) -> None:
     (folder / "file.txt").write_text("")
     (folder / "empty").mkdir()
@@ -97,6 +98,7 @@ def test_wrong_paths(folder: Path, given: dict[str, dict[str, list[str | Path]]]
     assert failed == []
 
 
+@pytest.mark.thorough
 def test_models_that_are_folders_or_empty(
     folder: Path, given: dict[str, dict[str, list[str | Path]]]
 ) -> None:

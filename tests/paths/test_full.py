@@ -92,6 +92,7 @@ def test_temporary_files(small: Path, room: int) -> None:
     assert [p.name for p in small.iterdir()] == ["filler"]
 
 
+@pytest.mark.thorough
 def test_files_that_may_grow_no_more(tmp_path: Path) -> None:
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (256, 256))

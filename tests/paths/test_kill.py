@@ -123,6 +123,7 @@ def killed_everywhere(
     assert steps >= 3 * writes  # a temporary file, its end and its name for each
 
 
+@pytest.mark.thorough
 def test_deploy(tmp_path: Path) -> None:
     words = [
         "deploy", "kserve", repository(tmp_path / "repository"), "--storage", "s3://bucket/models",

@@ -174,6 +174,7 @@ for line in sys.stdin.read().splitlines():
 """
 
 
+@pytest.mark.thorough
 def test_below_a_folder_that_may_not_be_searched(given: Given, tmp_path: Path) -> None:
     """Every path of every verb, in one process without the superuser's rights."""
     with closed(tmp_path / "closed") as folder:
@@ -189,6 +190,7 @@ def test_below_a_folder_that_may_not_be_searched(given: Given, tmp_path: Path) -
     assert codes == ["2"] * len(lines), done.stdout + done.stderr
 
 
+@pytest.mark.thorough
 def test_a_folder_that_may_not_be_listed_or_written(given: Given, tmp_path: Path) -> None:
     lines = []
     for p in parameters():

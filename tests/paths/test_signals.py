@@ -78,7 +78,7 @@ def test_interrupt_amid_an_import(module: str, tmp_path: Path) -> None:
     assert done.stdout == ""
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda s: s.name)
 @pytest.mark.parametrize("moment", ["os.open", "os.fsync", "os.replace", "os.unlink"])
 def test_signal_amid_a_write(moment: str, number: signal.Signals, tmp_path: Path) -> None:

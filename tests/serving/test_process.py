@@ -36,6 +36,7 @@ def test_signals_end_it_with_their_codes(number: signal.Signals) -> None:
         half.sendall(
             b"POST /v2/models/digits-em/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{"
         )
+        get(f"{server.rest}/v2/health/ready")  # by its answer, what was sent before was read
         assert server.end(number) == 128 + number
         assert "ended" in server.said
         assert half.recv(100).startswith(b"HTTP/1.1 408")

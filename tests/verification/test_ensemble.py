@@ -72,6 +72,7 @@ def test_members_and_their_average_pass(pair, labelled: Path, tmp_path: Path) ->
             assert row["accuracy"] == (own == data["labels"]).mean()
 
 
+@pytest.mark.thorough
 def test_a_damaged_member_fails_and_is_named(pair, labelled: Path, tmp_path: Path) -> None:
     checkpoints, files = pair
     wrong = damaged(files[1], tmp_path / "damaged.onnx")
@@ -93,6 +94,7 @@ def test_the_average_is_judged(pair, labelled: Path, tmp_path: Path) -> None:
     assert "<EnsembleCertificate FAILED" in repr(certificate)
 
 
+@pytest.mark.thorough
 def test_flips_name_the_image_and_the_classes(pair, tmp_path: Path, capsys) -> None:
     checkpoints, files = pair
     wrong = [damaged(f, tmp_path / f.name) for f in files]
@@ -139,6 +141,7 @@ def test_members_are_compared_on_what_none_was_trained_on(pair, tmp_path: Path) 
     assert certificate.images == common
 
 
+@pytest.mark.thorough
 def test_what_does_not_belong_together(pair, families) -> None:
     checkpoints, files = pair
     other = families["attention"]

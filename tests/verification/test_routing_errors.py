@@ -98,6 +98,7 @@ def test_routing_errors_say_what_the_verdict_says(families, tmp_path, routing) -
     assert verdicts == sorted(verdicts, reverse=True)
 
 
+@pytest.mark.thorough
 def test_a_stated_tolerance_is_the_routing_errors_too(families) -> None:
     """A right file that fails a tolerance that no FP32 meets: the routing errors find no excuse in FP64."""
     exported = families["em"]
@@ -112,6 +113,7 @@ def test_a_stated_tolerance_is_the_routing_errors_too(families) -> None:
     assert certificate.to_dict()["routing_errors"]["first"] is not None
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("routing", "layer"), [("dynamic", "classes"), ("em", "capsules.1")])
 def test_names_couplings(families, tmp_path, routing, layer) -> None:
     path = _faulty(families[routing], tmp_path / "f.onnx", layer, "iter2_couplings")
@@ -122,6 +124,7 @@ def test_names_couplings(families, tmp_path, routing, layer) -> None:
     assert "couplings" in first["columns"]
 
 
+@pytest.mark.thorough
 def test_attention_pass_of_the_schedule(families, tmp_path) -> None:
     """The last node of the class layer is its third pass, though its body knows only one."""
     path = _faulty(families["attention"], tmp_path / "f.onnx", "capsules.2", "iter1_pose")
@@ -131,6 +134,7 @@ def test_attention_pass_of_the_schedule(families, tmp_path) -> None:
     assert (first["layer"], first["iteration"]) == ("capsules.2", 3)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("number", "layer"), [(0, "capsules.0"), (1, "capsules.1"), (2, "capsules.2")]
 )
@@ -150,6 +154,7 @@ def test_first_pass_that_became_linear(families, tmp_path, number, layer) -> Non
     assert (first["layer"], first["iteration"]) == (layer, 1)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("routing", ["dynamic", "em", "attention"])
 def test_fault_in_the_stem_is_before_routing(families, tmp_path, routing) -> None:
     model = onnx.load(families[routing].onnx())
@@ -295,6 +300,7 @@ def test_first_row_beyond_tolerance() -> None:
     assert ErrorCell(float("nan"), 1.0).over
 
 
+@pytest.mark.sample(1)
 @pytest.mark.skipif(find_library() is None, reason="needs the operator library: pip install .")
 @pytest.mark.parametrize("layer", ["capsules.1", "classes"])
 def test_fused_layer_with_a_wrong_weight(families, tmp_path, layer) -> None:

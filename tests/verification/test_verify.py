@@ -30,6 +30,7 @@ def _scaled_weight(path, target, name: str, factor: float):
     return target
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("routing", ROUTINGS)
 @pytest.mark.parametrize("ops", ["auto", "portable"])
 def test_equal_models_pass(families, routing: str, ops: str) -> None:

@@ -119,6 +119,7 @@ def described(model: onnx.ModelProto) -> dict[str, Any]:
     }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
 def test_types_attributes_and_opsets_survive(
     precision: str, model: onnx.ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

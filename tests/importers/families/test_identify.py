@@ -93,6 +93,7 @@ def test_what_is_not_a_file_of_weights_is_named(tmp_path: Path) -> None:
         read_weights(tmp_path / "gone.xyz")
 
 
+@pytest.mark.thorough
 def test_a_long_list_is_cut() -> None:
     tensors = {f"layer{k}": np.zeros(1, np.float32) for k in range(5000)}
     with pytest.raises(UnknownNetwork) as caught:

@@ -37,6 +37,7 @@ def _cases() -> dict[str, tuple[nn.Module, tuple[Tensor, ...]]]:
 
 
 # The fast ones have the operators of dense capsules.
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "name",
     [

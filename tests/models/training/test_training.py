@@ -197,6 +197,7 @@ RECIPE = Recipe(epochs=3, batch=16, learning_rate=5e-3, shift=1, seed=3)
 CONFIG = get_config("digits-em").replace(iterations=2)
 
 
+@pytest.mark.thorough
 def test_training_learns_and_keeps_its_history(tmp_path: Path) -> None:
     data = some_images()
     # The margin of the spread loss grows, so that its value says little: cross entropy here.
@@ -210,6 +211,7 @@ def test_training_learns_and_keeps_its_history(tmp_path: Path) -> None:
     assert (tmp_path / "model.safetensors").exists()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("count", [48, 128])
 def test_the_checkpoint_states_its_typical_input(tmp_path: Path, count: int) -> None:
     """Too few images do not tell."""
@@ -219,6 +221,7 @@ def test_the_checkpoint_states_its_typical_input(tmp_path: Path, count: int) -> 
     assert typical == (None if count < 100 else typical_input_from(data, config.preprocessing))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("average", [0.0, 0.9])
 def test_an_interrupted_run_ends_with_the_same_weights(tmp_path: Path, average: float) -> None:
     from dataclasses import replace
@@ -254,6 +257,7 @@ def accuracies(monkeypatch: pytest.MonkeyPatch, given: list[float]) -> None:
     monkeypatch.setattr(epochs, "count_correct", lambda *_: torch.tensor([next(shares)]))
 
 
+@pytest.mark.thorough
 def test_the_best_epoch_on_validation_images_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -300,6 +304,7 @@ def test_a_run_does_not_go_on_with_other_images(tmp_path: Path) -> None:
     assert "seed was" in changed.value.why
 
 
+@pytest.mark.thorough
 def test_training_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     data, still = some_images(32), Recipe(epochs=1, batch=16, learning_rate=1e-12)
     first = train(CONFIG, RECIPE, data, None, tmp_path / "first")
@@ -324,6 +329,7 @@ def test_training_for_other_classes_starts_from_a_checkpoint(tmp_path: Path) -> 
         torch.testing.assert_close(before[name], after[name], atol=1e-6, rtol=0)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("pairs", ["overlap", "diverse"])
 def test_pairs_train_a_multi_label_model(tmp_path: Path, pairs: str) -> None:
     prep = {**get_config("digits-dynamic").to_dict()["preprocessing"], "height": 36, "width": 36}

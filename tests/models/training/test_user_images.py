@@ -277,6 +277,7 @@ def test_patience_needs_validation_images(tmp_path: Path) -> None:
         capsedge.train(tmp_path, tmp_path / "run", model="digits-em", patience=3)
 
 
+@pytest.mark.thorough
 def test_a_folder_starts_from_a_model_of_the_zoo(tmp_path: Path) -> None:
     """Its model and normalization, for other classes; only the class capsules are new."""
     data, said = pictures(tmp_path / "data", {"coat": 12, "shirt": 12, "shoe": 12}), []

@@ -76,6 +76,7 @@ class Elements(HTMLParser):
         self.texts.append(data)
 
 
+@pytest.mark.thorough
 def test_hostile_names_stay_text(report: ProfileReport, tmp_path: Path) -> None:
     hostile = (
         "</title></svg><script>alert(1)</script><a href='javascript:x' onload=\"x\">\x1b$x_$&amp;"
@@ -100,6 +101,7 @@ def test_hostile_names_stay_text(report: ProfileReport, tmp_path: Path) -> None:
     assert any("alert(1)</script>" in text and r"\x1b$x_$&amp;" in text for text in found.texts)
 
 
+@pytest.mark.thorough
 def test_the_same_numbers_give_the_same_page(report: ProfileReport, page: Path) -> None:
     assert report_html._run(report.runs[0], report.peaks) in page.read_text()
 
@@ -230,6 +232,7 @@ def test_names_and_times_side_by_side_stay_inside(report: ProfileReport) -> None
         assert not any(a.overlaps(b) for a, b in pairwise(boxes))
 
 
+@pytest.mark.thorough
 def test_labels_of_median_and_p99_do_not_meet(report: ProfileReport) -> None:
     for far in (0.0, 0.1, 0.49, 0.51, 0.9, 1.0):
         samples = [0.001, *[0.001 + 0.009 * far] * 100, *[0.01] * 3]
