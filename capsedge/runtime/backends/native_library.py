@@ -146,7 +146,14 @@ def check_nodes(path: Path, summary: OnnxSummary, ops: str) -> bool:
 
 
 def no_library() -> EnvironmentProblem:
-    """The error where the operator library is required and missing."""
+    """The error where the operator library is required, and `find_library` finds none."""
+    broken = installed(NAME)
+    if broken is not None:  # on macOS
+        return EnvironmentProblem(
+            f"The operator library {broken} does not open.",
+            f"{refusal(broken)}.",
+            "Report it with what `capsedge doctor --report` prints; or use ops 'auto'.",
+        )
     return EnvironmentProblem(
         "The operator library of capsedge is not installed.",
         "Wheels for Linux, Windows and macOS contain it; or it is compiled when capsedge is installed.",
