@@ -1,4 +1,4 @@
-"""The memory limit of a sandboxed process on Windows: what it asks of the system, which no test has run on."""
+"""The memory limit of a sandboxed process on Windows: what it asks of the system. No test has run on one."""
 
 from __future__ import annotations
 
