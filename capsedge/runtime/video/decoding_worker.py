@@ -103,6 +103,7 @@ def _say(answer: BinaryIO, kind: bytes, text: str) -> None:
 
 def _send(container: InputContainer, answer: BinaryIO) -> None:
     """Write the frames of the main video stream."""
+    import numpy as np
     from av.video.reformatter import VideoReformatter
     from av.video.stream import VideoStream
 
@@ -135,7 +136,7 @@ def _send(container: InputContainer, answer: BinaryIO) -> None:
                 PICTURE, frame.width, frame.height, turns, _NAN if moment is None else moment, spent
             ),
         )
-        _write(answer, pixels)
+        _write(answer, np.ascontiguousarray(pixels))  # FFmpeg pads its rows
         started, count = time.perf_counter(), count + 1
     if not count:
         raise VideoRefused("it has no frames")

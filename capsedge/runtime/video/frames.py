@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from capsedge.errors import EnvironmentProblem
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 VIDEO_SUFFIXES = (
     ".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".mts", ".ogv", ".ts", ".webm",
@@ -25,34 +25,20 @@ class Frame:
     """A frame. `Session.predict` and `Session.stream` take it as any other image.
 
     Attributes:
-        pixels: ``[H, W, 3]`` uint8, RGB, upright.
+        pixels: ``[H, W, 3]`` uint8, RGB, upright; of an image in a folder, as its file holds them.
         index: its number, from 0. Of a camera, dropped frames are not counted.
         seconds: when it is shown, from the start of the video; of a camera, when it arrived, from the first
             frame on. None if the file does not state it.
         decoding: seconds that decoding it took, conversion to RGB included.
     """
 
-    pixels: NDArray[np.uint8]
+    pixels: NDArray[Any]
     index: int
     seconds: float | None
     decoding: float = 0.0
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         return self.pixels if dtype is None else self.pixels.astype(dtype)
-
-
-class FrameSource(Protocol):
-    """What gives frames: `VideoFile` and `Camera`."""
-
-    @property
-    def rate(self) -> float | None:
-        """Frames per second, on average; None if it is unknown, as before the first frame."""
-
-    @property
-    def dropped(self) -> int:
-        """Frames that were passed over because newer ones had arrived."""
-
-    def __iter__(self) -> Iterator[Frame]: ...
 
 
 def is_video(name: Path) -> bool:
@@ -66,6 +52,11 @@ def camera_device(name: Path | str) -> str | None:
     if re.fullmatch("[0-9]{1,3}", text) and not os.path.exists(text):
         return f"/dev/video{int(text)}"
     return text if re.fullmatch("/dev/video[0-9]{1,3}", text) else None
+
+
+def is_moving(images: Sequence[Path], watch: bool) -> bool:
+    """Whether arguments name a moving picture."""
+    return watch or any(camera_device(image) or is_video(image) for image in images)
 
 
 def check_pyav() -> None:
