@@ -241,7 +241,7 @@ class _Playback:
         ]
         if steps:
             _output.print_table("milliseconds", ["step", "p50", "p90", "p99", "share"], steps)
-        dropped = f", {self.dropped} dropped" if isinstance(self.source, Camera) else ""
+        dropped = f", {self.dropped} dropped" if camera_device(self.path) else ""
         _output.say(
             f"{self.path}: {pace.frames} frames in {pace.seconds:.2f} s, "
             f"{pace.rate:.1f} frames per second{dropped}"

@@ -73,7 +73,7 @@ class Camera:
     def __iter__(self) -> Iterator[Frame]:
         check_pyav()
         if self._opened is None:
-            _check_system(self.device)
+            _check_system(self.device, sys.platform)
         reader = _CameraThread(self.device, self._opened or video4linux)
         try:
             count = 0
@@ -164,9 +164,9 @@ class _CameraThread:
         )
 
 
-def _check_system(device: str) -> None:
+def _check_system(device: str, system: str) -> None:
     """Refuse where there are no such cameras."""
-    if sys.platform != "linux":
+    if system != "linux":
         raise EnvironmentProblem(
             "Cameras cannot be read on this system.",
             "They are read through Video4Linux, which is Linux's.",
