@@ -17,6 +17,7 @@ from typing import Any
 from capsedge.errors import UsageError
 from capsedge.runtime.files import reading
 from capsedge.runtime.files.writing import check_apart, check_creatable, check_writable
+from capsedge.runtime.video.frames import camera_device
 from capsedge.spec.vocabularies import DESCRIPTION_FIELDS
 
 Check = Callable[[Path], None]
@@ -112,8 +113,13 @@ def described_file(text: str) -> Path | None:
 
 
 def _image(path: Path) -> Path | None:
-    """The file or folder; ``-`` is left to the verb."""
-    return None if str(path) == "-" else path
+    """The file or folder; ``-`` and cameras are left to the verb."""
+    return None if str(path) == "-" or camera_device(path) else path
+
+
+def _frames(path: Path) -> list[Path]:
+    """What is written of a moving picture: a file, or pictures in a folder."""
+    return [path / "000000.png"] if reading.path_kind(path) == reading.FOLDER else [path]
 
 
 READS = PathRole(reads=True)
@@ -128,6 +134,7 @@ READS_CODE = PathRole(reads=True, named=_code)
 READS_ARRAYS = PathRole(reads=True, named=_arrays)
 READS_LIST = PathRole(reads=True, named=_list)
 WRITES = PathRole(written=lambda path: [path])
+WRITES_FRAMES = PathRole(written=_frames)
 # Read if it exists, written at the end.
 UPDATES = PathRole(reads=True, check=lambda _: None, written=lambda path: [path])
 KEEPS = PathRole(written=lambda folder: [folder / "sweep-state.json"], creates=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from capsedge.cli import _options, _output
 from capsedge.cli._options import Argument, grouped
-from capsedge.cli._paths import READS, READS_IMAGES, READS_MODEL_OR_NAME, WRITES
+from capsedge.cli._paths import READS, READS_IMAGES, READS_MODEL_OR_NAME, WRITES, WRITES_FRAMES
 from capsedge.errors import ExitCode, UsageError
 from capsedge.options import LARGEST_COUNT, Option
 from capsedge.runtime.progress import Progress, silent
@@ -28,7 +28,8 @@ _MANY = 100  # progress is shown from this number of images on
 Images = Annotated[
     list[Path] | None,
     Argument(
-        help="PNG, JPEG, GIF, BMP, TIFF or WebP files, or folders of them; - is standard input."
+        help="PNG, JPEG, GIF, BMP, TIFF or WebP files, or folders of them; - is standard input. Or one "
+        "video, such as clip.mp4, or one camera: /dev/video0, or 0."
     ),
     READS_IMAGES,
 ]
@@ -43,8 +44,16 @@ Inputs = Annotated[
 ]
 Output = Annotated[
     Path | None,
-    Option("-o", "--output", help="With --inputs: write the outputs to this .npz file."),
-    WRITES,
+    Option(
+        "-o",
+        "--output",
+        help="With --inputs: write the outputs to this .npz file. Of moving pictures: a video with what was "
+        "predicted drawn on it (.mp4, .mkv, .mov), lines of JSON (.jsonl), or else a folder of PNG files.",
+    ),
+    WRITES_FRAMES,
+]
+Watch = Annotated[
+    bool, Option("--watch", help="Stay, and classify new images of the folder as they arrive.")
 ]
 Models = Annotated[
     list[str] | None,
@@ -92,17 +101,28 @@ def command(
     invert: Invert = False,
     reconstruct: Reconstruct = None,
     output: Output = None,
+    watch: Watch = False,
     as_json: _options.Json = False,
 ) -> None:
     """Classify images, compute the values of a regression, or the outputs for arrays.
 
     If an image cannot be read, it is reported, the others are classified, and the exit code is 2.
+    Of a video, a camera or a watched folder, one frame after another is classified until it ends, or
+    Ctrl-C; with --json, each is one line.
     """
     from capsedge.cli._process import contents
     from capsedge.runtime.load import load
     from capsedge.runtime.session.classify import classify_files, image_files
+    from capsedge.runtime.video.frames import is_moving
     from capsedge.runtime.zoo import DEFAULT
 
+    if is_moving(images or [], watch):
+        from capsedge.cli import _moving
+
+        _moving.check_moving(images or [], watch, output, inputs=inputs, reconstruct=reconstruct)
+        chosen = _moving.Choices(top, threshold, invert, output, as_json)
+        _moving.infer_moving(images[0], watch, model or [DEFAULT], options, chosen)  # type: ignore[index]
+        return
     _check_choice(
         images, inputs, output, top=top, threshold=threshold, invert=invert, reconstruct=reconstruct
     )

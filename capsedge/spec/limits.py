@@ -92,6 +92,18 @@ TIFF_TILE_PIXELS = _limit(
     "TIFF_TILE_PIXELS", 2**22, "pixels of a TIFF's tile, unless the image itself has more"
 )
 
+# Videos: limits on one file, and on the process that decodes it.
+VIDEO_PIXELS = _limit("VIDEO_PIXELS", 2**25, "pixels of one frame of a video")
+VIDEO_FRAMES = _limit("VIDEO_FRAMES", 4_000_000, "frames of one video; 30 a second for 37 hours")
+VIDEO_FRAME_SECONDS = _limit(
+    "VIDEO_FRAME_SECONDS", 30, "seconds until the next frame of a video is decoded"
+)
+VIDEO_SECONDS = _limit(
+    "VIDEO_SECONDS", 86_400, "processor seconds of the process that decodes one video"
+)
+VIDEO_MEMORY = _limit("VIDEO_MEMORY", 4 * GIB, "the address space of that process")
+CAMERA_SECONDS = _limit("CAMERA_SECONDS", 10, "seconds until the next frame of a camera arrives")
+
 # Data sets and checkpoints.
 ARRAY_BYTES = _limit(
     "ARRAY_BYTES",

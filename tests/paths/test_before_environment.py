@@ -15,7 +15,7 @@ from tests.paths.table import Parameter, command, honest, parameters
 
 # Every package that an extra of pyproject.toml brings; numpy, Pillow, click and rich are always there.
 HIDDEN = (
-    "fsspec", "grpc", "h5py", "httptools", "litert", "matplotlib", "onnx", "onnx_graphsurgeon",
+    "av", "fsspec", "grpc", "h5py", "httptools", "litert", "matplotlib", "onnx", "onnx_graphsurgeon",
     "onnx_ir", "onnxruntime", "onnxscript", "openvino", "orjson", "prometheus_client", "pyarrow",
     "ray", "safetensors", "starlette", "tensorrt", "tensorrt_rtx", "torch", "uvicorn",
 )  # fmt: skip

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from capsedge.runtime.files.sandbox import SandboxLimits, run_in_sandbox
+from capsedge.runtime.files.sandbox import SandboxLimits, run_in_sandbox, stream_from_sandbox
 
 ROOMY = SandboxLimits(60, 4 << 30, 1 << 20)
 ENTER = (
@@ -150,3 +150,51 @@ def test_forks(importable: Path, text: str, code: int | None, answer: bytes, sai
     assert len(held) == 1 << 29
     assert ended[:2] == (code, answer)
     assert said in ended[2]
+
+
+# --- A stream ---
+
+
+def read_all(
+    program: Path, text: str, size: int, patience: float = 60
+) -> tuple[list[bytes], bool, int, str]:
+    """The buffers that were filled, whether it was late, its exit code, and what it said."""
+    program.write_text(ENTER + text)
+    found: list[bytes] = []
+    with (
+        program.open("rb") as file,
+        stream_from_sandbox("program", file, ROOMY, patience) as stream,
+    ):
+        buffer = bytearray(size)
+        while stream.fill(memoryview(buffer)):
+            found.append(bytes(buffer))
+        return found, stream.late, *stream.ended()
+
+
+def test_a_stream_is_read_while_it_is_written(program: Path) -> None:
+    text = "import sys\nfor k in range(3): sys.stdout.buffer.write(bytes([k]) * (1 << 20))\n"
+    found, late, code, said = read_all(program, text, 1 << 20)
+    assert found == [bytes([k]) * (1 << 20) for k in range(3)]
+    assert (late, code, said) == (False, 0, "")
+
+
+def test_a_stream_that_breaks_off(program: Path) -> None:
+    found, late, code, said = read_all(program, "print('abcdef', flush=True)\nx\n", 4)
+    assert (found, late, code) == ([b"abcd"], False, 1)
+    assert "NameError" in said
+
+
+def test_a_stream_that_stays_silent(program: Path) -> None:
+    _, late, code, _ = read_all(program, "import time\nwhile True: time.sleep(1)\n", 1, 0.5)
+    assert late
+    assert code == -signal.SIGKILL
+
+
+def test_a_stream_that_is_no_longer_read_ends(program: Path) -> None:
+    program.write_text(ENTER + "import os\nos.write(1, str(os.getpid()).encode().zfill(9))\n"
+                       "while True: os.write(1, bytes(1 << 20))\n")  # fmt: skip
+    number = bytearray(9)
+    with program.open("rb") as file, stream_from_sandbox("program", file, ROOMY, 60) as stream:
+        assert stream.fill(memoryview(number))
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(number), 0)

@@ -3,7 +3,8 @@
 The parent runs a module of the package with `run_in_sandbox`. The module calls `enter_sandbox` before
 it imports anything heavy, and `forbid_new_files` before it touches the file; from then on it can open
 no other file. A module whose libraries the parent has already imported may run in a fork, which has
-them at once.
+them at once. What is too large for a file, such as the frames of a video, `stream_from_sandbox` reads from
+a pipe while the process computes it.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import IO, Protocol
 
@@ -27,6 +29,8 @@ _START = (
 
 _POLL = 0.2  # seconds
 _LONGEST = 500  # bytes of a line
+_LOG_END = 2000  # bytes of its standard error that are kept
+_PIPE = 1 << 20  # bytes that a pipe holds, where the system lets us choose
 
 
 @dataclass(frozen=True)
@@ -94,13 +98,7 @@ def run_in_sandbox(
 
             process = Fork(arguments, (file, output, log))
         else:
-            process = subprocess.Popen(
-                [sys.executable, "-c", _START, *arguments],
-                stdin=file,
-                stdout=output,
-                stderr=log,
-                env={**os.environ, **(environment or {})},
-            )
+            process = _new_process(arguments, file, output, log, environment)
         try:
             code: int | None = _waited(process, limits.seconds, log, on_line)
         except subprocess.TimeoutExpired:
@@ -108,9 +106,129 @@ def run_in_sandbox(
         finally:
             process.kill()
             process.wait()
-        log.seek(max(0, log.seek(0, os.SEEK_END) - 2000))
         output.seek(0)
-        yield SandboxResult(code, output, log.read().decode(errors="replace"))
+        yield SandboxResult(code, output, _end_of(log))
+
+
+def _new_process(
+    arguments: Sequence[str],
+    file: IO[bytes],
+    output: IO[bytes] | int,
+    log: IO[bytes],
+    environment: Mapping[str, str] | None = None,
+) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-c", _START, *arguments],
+        bufsize=0,
+        stdin=file,
+        stdout=output,
+        stderr=log,
+        env={**os.environ, **(environment or {})},
+    )
+
+
+def _end_of(log: IO[bytes]) -> str:
+    log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_END))
+    return log.read().decode(errors="replace")
+
+
+class SandboxStream:
+    """The standard output of a process that still runs.
+
+    Args:
+        process: the process, with a pipe as its standard output.
+        log: its standard error.
+        patience: seconds that the process may take to write what is read.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], log: IO[bytes], patience: float) -> None:
+        assert process.stdout is not None
+        self._process, self._output, self._log = process, process.stdout, log
+        self._patience, self._deadline = patience, float("inf")
+        self._late, self._closed = False, threading.Event()
+        self._watch = threading.Thread(target=self._end_if_late, daemon=True)
+        self._watch.start()
+
+    @property
+    def late(self) -> bool:
+        """Whether it was ended because it wrote nothing for too long."""
+        return self._late
+
+    def fill(self, buffer: memoryview) -> bool:
+        """Fill a buffer of bytes; waits for the process. False if its output ends before."""
+        self._deadline = time.monotonic() + self._patience
+        try:
+            while len(buffer):
+                count = self._output.readinto(buffer)  # type: ignore[attr-defined] # a raw pipe
+                if not count:
+                    return False
+                buffer = buffer[count:]
+            return True
+        finally:
+            self._deadline = float("inf")
+
+    def ended(self) -> tuple[int, str]:
+        """The exit code, and the end of its standard error, once its output has ended."""
+        try:
+            code = self._process.wait(self._patience)
+        except subprocess.TimeoutExpired:  # it closed its output and runs on
+            self._process.kill()
+            code = self._process.wait()
+        return code, _end_of(self._log)
+
+    def close(self) -> None:
+        """End the process if it still runs."""
+        self._closed.set()
+        self._process.kill()
+        self._process.wait()
+        self._output.close()
+        self._watch.join()
+
+    def _end_if_late(self) -> None:
+        """Read in a thread: on Windows, nothing waits for a pipe with a time limit."""
+        while not self._closed.wait(_POLL):
+            if time.monotonic() > self._deadline:
+                self._late = True
+                self._process.kill()
+                return
+
+
+@contextmanager
+def stream_from_sandbox(
+    module: str,
+    file: IO[bytes],
+    limits: SandboxLimits,
+    patience: float,
+) -> Iterator[SandboxStream]:
+    """Run a module as `run_in_sandbox` does, and read its standard output while it runs.
+
+    The process waits until what it writes is read, so memory stays bounded; the end of the block ends it.
+
+    Args:
+        module, file: as for `run_in_sandbox`.
+        limits: as for `run_in_sandbox`, but ``seconds`` limits only its processor time, to four times as
+            many, and ``output`` only its standard error.
+        patience: seconds that it may take to write what the caller waits for.
+    """
+    arguments = [module, *(str(n) for n in (limits.seconds, limits.memory, limits.output))]
+    with tempfile.TemporaryFile() as log:
+        os.lseek(file.fileno(), 0, os.SEEK_SET)
+        process = _new_process(arguments, file, subprocess.PIPE, log)
+        _enlarge(process.stdout)
+        stream = SandboxStream(process, log, patience)
+        try:
+            yield stream
+        finally:
+            stream.close()
+
+
+def _enlarge(pipe: IO[bytes] | None) -> None:
+    """Let a pipe hold more, so that the process writes a picture in fewer steps."""
+    if sys.platform == "linux" and pipe is not None:
+        import fcntl
+
+        with suppress(OSError):  # beyond what this user may have
+            fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE)
 
 
 class _Process(Protocol):

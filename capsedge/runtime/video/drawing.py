@@ -1,0 +1,59 @@
+"""A prediction drawn on a frame: this is the only place that does it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from capsedge.runtime.session.predictions import Prediction
+
+_SHARE = 24  # a line of text is this part of the height of the frame
+_LEAST = 10  # pixels of the height of a line
+_LINES = 6  # drawn at most
+_INK, _GROUND = (255, 255, 255), (0, 0, 0, 160)
+
+
+def draw_prediction(pixels: NDArray[Any], prediction: Prediction) -> NDArray[np.uint8]:
+    """A frame with what was predicted: labels with their scores, or values.
+
+    Args:
+        pixels: of a video ``[H, W, 3]`` uint8, RGB; of an image, as `read_image` returns them.
+
+    Returns:
+        A new frame of the same size, ``[H, W, 3]`` uint8.
+    """
+    from PIL import Image, ImageDraw, ImageFont
+
+    picture = Image.fromarray(_coloured(pixels)).convert("RGBA")
+    lines = texts(prediction)
+    if lines:
+        size = max(_LEAST, picture.height // _SHARE)
+        font = ImageFont.load_default(size)
+        margin = size // 3
+        layer = Image.new("RGBA", picture.size)
+        pen = ImageDraw.Draw(layer)
+        text = "\n".join(lines)
+        box = pen.multiline_textbbox((margin, margin), text, font=font)
+        pen.rectangle((0, 0, box[2] + margin, box[3] + margin), fill=_GROUND)
+        pen.multiline_text((margin, margin), text, fill=_INK, font=font)
+        picture = Image.alpha_composite(picture, layer)
+    return np.array(picture.convert("RGB"))
+
+
+def texts(prediction: Prediction) -> list[str]:
+    """What is written on the frame, line by line."""
+    lines = [str(value) for value in prediction.values]
+    lines += [f"{label.name} {label.score:.2f}" for label in prediction.labels]
+    if len(lines) > _LINES:
+        lines = [*lines[: _LINES - 1], f"and {len(lines) - _LINES + 1} more"]
+    return [*lines, "nothing to see"] if prediction.atypical else lines
+
+
+def _coloured(pixels: NDArray[Any]) -> NDArray[np.uint8]:
+    """Pixels ``[H, W, C]`` as RGB; what is transparent is black, as for the model."""
+    values = pixels // 257 if pixels.dtype == np.uint16 else pixels
+    if values.shape[-1] in (2, 4):
+        values = values[..., :-1] * (values[..., -1:] / 255)
+    return np.ascontiguousarray(np.broadcast_to(values, (*values.shape[:2], 3)), np.uint8)
