@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 from capsedge.cli import _options, _output
@@ -23,7 +25,7 @@ Words = Annotated[
     Argument(
         metavar="WORD...",
         help="cflags: flags for the compiler; libs: for the linker, with rpath, by which programs find the "
-        "library at run time; the folders includedir (headers), libdir (libcapsedge.so), cmakedir (for "
+        "library at run time; the folders includedir (headers), libdir (the library), cmakedir (for "
         "-Dcapsedge_DIR=), pkgconfigdir (for PKG_CONFIG_PATH), examples (programs), models (ONNX files) and "
         "samples (images); kernels: the file of the CUDA kernels, if it is installed; version: of headers "
         "and library. Without a word, all as a table.",
@@ -105,7 +107,9 @@ def _facts(found: Embedding) -> dict[str, Any]:
 def _say(facts: dict[str, Any], chosen: list[str]) -> None:
     flags = [flag for name in FLAGS if name in chosen for flag in facts[name]]
     if flags:
-        _output.say(shlex.join(dict.fromkeys(flags)))
+        # Windows' own programs do not read single quotes.
+        quoted = subprocess.list2cmdline if sys.platform == "win32" else shlex.join
+        _output.say(quoted(list(dict.fromkeys(flags))))
     for name in chosen:
         if name not in FLAGS:
             _output.say(facts[name])

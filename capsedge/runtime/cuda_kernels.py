@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from capsedge.errors import EnvironmentProblem
+from capsedge.runtime.backends.native_library import removal_of
 from capsedge.spec.version import VERSION
 
 VARIABLE = "CAPSEDGE_CUDA_KERNELS"
@@ -73,6 +74,6 @@ def _named(path: Path) -> Path:
         raise EnvironmentProblem(
             f"The file of CUDA kernels {path} does not exist.",
             f"The environment variable {VARIABLE} names it.",
-            f"Correct the variable, or unset it: `unset {VARIABLE}`.",
+            f"Correct the variable, or remove it: `{removal_of(VARIABLE)}`.",
         )
     return path.resolve()

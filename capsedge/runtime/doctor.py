@@ -19,7 +19,14 @@ from capsedge.runtime import machine as gpu
 from capsedge.runtime.backends import cuda as cuda_runtime
 from capsedge.runtime.backends import onnxruntime_session
 from capsedge.runtime.backends.cuda_operators import find_parts, load_problem
-from capsedge.runtime.backends.native_library import find_library
+from capsedge.runtime.backends.native_library import (
+    NAME,
+    VARIABLE,
+    how_to_get_libraries,
+    installed,
+    named_library,
+    refusal,
+)
 from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime
 from capsedge.runtime.backends.tensorrt_library import find_plugin, how_to_get, no_plugin
 from capsedge.runtime.machine import (
@@ -408,9 +415,12 @@ def _operator_library() -> Check:
         "function bodies run instead: same results, several times slower",
     )
     try:
-        path = find_library()
+        path = named_library(VARIABLE, name) or installed(NAME)
     except CapsedgeError as error:
         return Check(name, "faster", BROKEN, _reason(error), cost, error.fix)
+    if path is not None and (why := refusal(path)):
+        fix = "install capsedge again on this machine"
+        return Check(name, "faster", BROKEN, f"{path} does not open: {why}", cost, fix)
     if path is None:
         return Check(
             name,
@@ -418,7 +428,7 @@ def _operator_library() -> Check:
             MISSING,
             "not built",
             cost,
-            "install a C++17 compiler, then: pip install --force-reinstall --no-binary capsedge capsedge",
+            how_to_get_libraries(),
         )
     try:
         import onnxruntime

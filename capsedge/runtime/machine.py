@@ -9,18 +9,19 @@ import platform
 import re
 import shutil
 import subprocess
+import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from capsedge.errors import EnvironmentProblem
-from capsedge.runtime.backends.native_library import find_library
+from capsedge.runtime.backends.native_library import find_library, levels_of, removal_of
 
 
 def machine() -> dict[str, str]:
     """This machine in words; also part of every certificate."""
     facts = {
-        "system": f"{platform.system()} {platform.release()}",
+        "system": _system(),
         "architecture": platform.machine(),
         "cpu": _cpu_name(),
         "cores": str(available_cores()),
@@ -40,12 +41,18 @@ def power_mode() -> str:
 
     It determines clocks, cores and multiprocessors of the GPU; the number of the fastest differs by board.
     """
-    program = shutil.which("nvpmodel")
-    if program is None:
+    match = re.search(r"Power Mode: *(\S+)", _answer("nvpmodel", "-q"))
+    return match[1] if match else ""
+
+
+def _answer(program: str, *words: str) -> str:
+    """What a program prints; empty if it is missing or fails."""
+    found = shutil.which(program)
+    if found is None:
         return ""
     try:
         done = subprocess.run(
-            [program, "-q"],
+            [found, *words],
             capture_output=True,
             encoding="utf-8",
             errors="replace",
@@ -54,8 +61,7 @@ def power_mode() -> str:
         )
     except (OSError, subprocess.SubprocessError):
         return ""
-    match = re.search(r"Power Mode: *(\S+)", done.stdout)
-    return match[1] if match else ""
+    return done.stdout.strip()
 
 
 def versions(*packages: str) -> dict[str, str]:
@@ -86,6 +92,7 @@ def available_cores() -> int:
     return os.cpu_count() or 1
 
 
+_ARM = ("aarch64", "arm64")
 # Names of the library's levels, for people.
 _LEVELS = {
     "amx": "AMX",
@@ -99,16 +106,16 @@ _LEVELS = {
 def simd_level() -> str:
     """Widest instruction set of this CPU that the native kernels support, as the operator library says.
 
-    AMX, AVX-512 VNNI, AVX-512, AVX2, NEON or plain. Without the library, it is read from the system.
+    AMX, AVX-512 VNNI, AVX-512, AVX2, NEON or plain. Without the library, it is read from the system, which
+    says nothing ("unknown") of x86 outside Linux.
     """
-    with suppress(EnvironmentProblem, OSError, AttributeError):
-        ask = ctypes.CDLL(str(find_library() or "")).capsedge_kernel_levels
-        ask.restype = ctypes.c_char_p
-        level = str(ask().decode()).split(",")[-1]
-        return _LEVELS.get(level, level)
-    if platform.machine().lower() in ("aarch64", "arm64"):
+    if levels := simd_levels():
+        return _LEVELS.get(levels[-1], levels[-1])
+    if platform.machine().lower() in _ARM:
         return "NEON"
     flags = _cpuinfo("flags").split()
+    if not flags:
+        return "unknown"
     if {"avx512f", "avx512bw", "avx512dq", "avx512vl"} <= set(flags):
         if "avx512_vnni" not in flags:
             return "AVX-512"
@@ -119,11 +126,21 @@ def simd_level() -> str:
 def saturates_products_of_bytes() -> bool:
     """Whether fast code adds pairs of byte products in 16 bits, as on x86 processors without VNNI.
 
-    There, ``vpmaddubsw`` saturates: 255 times 127, twice, is more than 32767.
+    There, ``vpmaddubsw`` saturates: 255 times 127, twice, is more than 32767. Where nothing says what the
+    processor has, it is true: right before fast.
     """
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return False
-    return not {"avx512_vnni", "avx_vnni"} & set(_cpuinfo("flags").split())
+    flags = set(_cpuinfo("flags").split())  # none outside Linux
+    return not {"avx512_vnni", "avx_vnni"} & flags if flags else "avx512vnni" not in simd_levels()
+
+
+def simd_levels() -> list[str]:
+    """The operator library's levels on this machine, slowest first; empty without a library that opens."""
+    with suppress(EnvironmentProblem, OSError, AttributeError):
+        library = find_library()
+        return levels_of(library) if library else []
+    return []
 
 
 def _cpuinfo(key: str) -> str:
@@ -135,7 +152,34 @@ def _cpuinfo(key: str) -> str:
 
 
 def _cpu_name() -> str:
-    return _cpuinfo("model name") or platform.processor() or platform.machine()
+    name = _cpuinfo("model name")
+    if sys.platform == "win32":
+        name = _registered_cpu_name()
+    elif sys.platform == "darwin":
+        name = _answer("/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string")
+    return name or platform.processor() or platform.machine()
+
+
+if sys.platform == "win32":
+
+    def _registered_cpu_name() -> str:
+        import winreg
+
+        with (
+            suppress(OSError),
+            winreg.OpenKey(
+                winreg.HKEY_LOCAL_MACHINE, r"HARDWARE\DESCRIPTION\System\CentralProcessor\0"
+            ) as key,
+        ):
+            return str(winreg.QueryValueEx(key, "ProcessorNameString")[0]).strip()
+        return ""
+
+
+def _system() -> str:
+    """``Linux 6.1``, ``Windows 11``, ``macOS 14.5``."""
+    if sys.platform == "darwin" and (version := platform.mac_ver()[0]):
+        return f"macOS {version}"
+    return f"{platform.system()} {platform.release()}"
 
 
 # --- A check of ``capsedge doctor`` ---
@@ -212,23 +256,15 @@ def gpu() -> Check:
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     if hidden is not None:
         problem = f"driver for {cuda}, but CUDA_VISIBLE_DEVICES='{hidden}' hides the GPU"
-        return Check(name, _JOB, BROKEN, problem, cost, "unset CUDA_VISIBLE_DEVICES")
+        return Check(name, _JOB, BROKEN, problem, cost, removal_of("CUDA_VISIBLE_DEVICES"))
     problem = f"driver for {cuda}, but no usable GPU (CUDA error {status})"
     return Check(name, _JOB, BROKEN, problem, cost, "run nvidia-smi and follow what it says")
 
 
 def _nvidia_smi() -> str:
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return ""
-    query = [program, "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(
-            query, capture_output=True, encoding="utf-8", errors="replace", timeout=20, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return "; ".join(line.strip() for line in done.stdout.splitlines() if line.strip())
+    query = "--query-gpu=name,driver_version,memory.total"
+    answer = _answer("nvidia-smi", query, "--format=csv,noheader")
+    return "; ".join(line.strip() for line in answer.splitlines() if line.strip())
 
 
 def onnxruntime_packages() -> list[Check]:

@@ -10,9 +10,10 @@ import math
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -45,6 +46,11 @@ from capsedge.runtime.session.session import Session
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-std=c99", "-O2", "-ffp-contract=off")
 _HOST = "caps_host.c"  # no network may have this name
+_PROGRAM = "network.exe" if sys.platform == "win32" else "network"
+_HOW_TO_GET = {
+    "win32": "Install GCC or Clang for MinGW, and have it on PATH.",
+    "darwin": "Install Apple's: xcode-select --install",
+}.get(sys.platform, "Install one, for example: apt install gcc")
 
 
 class CFile(NamedTuple):
@@ -62,6 +68,7 @@ class CompiledC:
         process: the running network.
         description: the contents of ``NAME.json``.
         original: the ONNX file, loaded.
+        folder: what remains to be removed when the process has ended.
 
     Attributes:
         source: ``NAME.c``.
@@ -81,6 +88,7 @@ class CompiledC:
         original: Backend,
         source: CFile,
         compiler: str,
+        folder: ExitStack,
     ) -> None:
         shape = tuple(description["input"]["shape"])
         known = {port.name: port for port in original.outputs}
@@ -94,7 +102,7 @@ class CompiledC:
         self.batches = BatchRange(shape[0], shape[0])
         self.metadata: ModelMetadata | None = original.metadata
         self.source, self.compiler = source, compiler
-        self._process = process
+        self._process, self._folder = process, folder
         self._lock = threading.Lock()
         self.closed = False
 
@@ -150,6 +158,7 @@ class CompiledC:
         """End the process; further runs are refused."""
         self.closed = True
         toolchain.end(self._process)
+        self._folder.close()
 
 
 def _crashed(source: str, code: int) -> ArtefactError:
@@ -199,35 +208,37 @@ def open_folder(folder: Path, file: Path) -> Session:
                 "It was changed, or another version wrote it. Only unchanged source is compiled.",
                 f"Build it again: capsedge build --target c {file} -o {folder}",
             )
-    process, compiler = _started(files, description)
+    process, compiler, left = _started(files, description)
     text = files[f"{prefix}.c"]
     source = CFile(f"{prefix}.c", hashlib.sha256(text).hexdigest(), len(text))
     try:
         with load(file, RuntimeOptions(ops="portable")) as original:
-            backend = CompiledC(process, description, original.backend, source, compiler)
+            backend = CompiledC(process, description, original.backend, source, compiler, left)
     except BaseException:
         toolchain.end(process)
+        left.close()
         raise
     return Session(file, backend)
 
 
 def _started(
     files: Mapping[str, bytes], description: Mapping[str, Any]
-) -> tuple[subprocess.Popen[bytes], str]:
-    """The running network, and the name and version of the compiler."""
+) -> tuple[subprocess.Popen[bytes], str, ExitStack]:
+    """The running network, the name and version of the compiler, and what removes the rest."""
     prefix = description["name"]
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
     if compiler is None:
         raise EnvironmentProblem(
             "No C compiler was found.",
             "A folder of C is verified by compiling it and running it on this machine.",
-            "Install one, for example: apt install gcc",
+            _HOW_TO_GET,
         )
-    with temporary_folder() as folder:
+    with ExitStack() as stack:
+        folder = stack.enter_context(temporary_folder())
         for name in (f"{prefix}.h", f"{prefix}.c"):
             write_bytes(folder / name, files[name])
         write_bytes(folder / _HOST, _host(description).encode("ascii"))
-        program = folder / "network"
+        program = folder / _PROGRAM
         words = [compiler, *FLAGS, "-o", str(program), f"{prefix}.c", _HOST]
         try:
             done = toolchain.run(words, folder)
@@ -245,7 +256,7 @@ def _started(
                 "Install GCC 7 or later, or Clang.",
             )
         try:
-            process = toolchain.start(  # it goes on after its file is removed
+            process = toolchain.start(
                 [str(program)],
                 folder,
                 stdin=subprocess.PIPE,
@@ -258,7 +269,16 @@ def _started(
                 f"{error.strerror}.",
                 "Set TMPDIR to a folder that programs may run from.",
             ) from error
-    return process, next(iter(version.stdout.splitlines()), Path(compiler).name)
+        # Windows removes no file that runs; elsewhere the process goes on without it.
+        left = stack.pop_all() if sys.platform == "win32" else ExitStack()
+    return process, next(iter(version.stdout.splitlines()), Path(compiler).name), left
+
+
+# Windows would translate line ends.
+_BINARY_STREAMS = (
+    ("#ifdef _WIN32", "#include <fcntl.h>", "#include <io.h>", "#endif"),
+    ("#ifdef _WIN32", "  _setmode(0, _O_BINARY);", "  _setmode(1, _O_BINARY);", "#endif"),
+)
 
 
 def _host(description: Mapping[str, Any]) -> str:
@@ -267,11 +287,13 @@ def _host(description: Mapping[str, Any]) -> str:
     results = range(len(sizes))
     lines = [
         "#include <stdio.h>",
+        *_BINARY_STREAMS[0],
         f'#include "{name}.h"',
         f"static uint8_t caps_arena[{description['memory']['arena_bytes']}] __attribute__((aligned(16)));",
         f"static float caps_input[{description['input']['size']}];",
         *(f"static float caps_result{k}[{size}];" for k, size in enumerate(sizes)),
         "int main(void) {",
+        *_BINARY_STREAMS[1],
         f"  {name}_outputs caps_results = {{{', '.join(f'caps_result{k}' for k in results)}}};",
         "  while (fread(caps_input, sizeof caps_input, 1, stdin) == 1) {",
         f"    {name}_run(caps_arena, caps_input, &caps_results);",

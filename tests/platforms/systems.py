@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -15,8 +16,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from capsedge.runtime.backends import native_library
+
 HIDDEN = Path(__file__).parent / "hidden"
 SYSTEMS = {"win32": ("Windows", "AMD64"), "darwin": ("Darwin", "arm64")}
+SUFFIXES = {"win32": ".dll", "darwin": ".dylib"}
 _UNIX = ("fcntl", "grp", "pwd", "resource", "termios")  # modules that Windows lacks
 _MODULES = (*_UNIX, "errno", "locale", "mmap", "os", "select", "signal", "socket", "time")
 
@@ -67,16 +71,40 @@ def lacking(platform: str) -> dict[str, list[str]]:
     return found
 
 
-def run(platform: str, *command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run Python as the package meets it on another system."""
+@cache
+def _libraries(platform: str) -> tempfile.TemporaryDirectory[str]:
+    """A folder for the module path: what the native build installed here, by its names on another system."""
+    folder = tempfile.TemporaryDirectory(prefix="capsedge-libraries-")
+    library = native_library.installed(native_library.NAME)
+    if library is not None:
+        copied = Path(folder.name, "capsedge", "runtime", "_native")
+        for file in library.parent.rglob("*"):
+            if file.is_file():
+                place = copied / file.relative_to(library.parent)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                suffix = SUFFIXES[platform] if file.suffix == ".so" else file.suffix
+                place.with_suffix(suffix).symlink_to(file)
+    return folder
+
+
+def run(
+    platform: str, *command: str | Path, cwd: Path, libraries: Path | None = None, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run Python as the package meets it on another system.
+
+    Args:
+        libraries: a folder with ``capsedge/runtime/_native``; by default, with what is built here.
+        variables: more of its environment.
+    """
     system, machine = SYSTEMS[platform]
     said = {
         "platform": platform, "system": system, "machine": machine, "hidden": lacking(platform),
         "absent": _UNIX if platform == "win32" else (),
     }  # fmt: skip
-    path = os.pathsep.join(filter(None, [str(HIDDEN), os.environ.get("PYTHONPATH")]))
+    native = str(libraries or _libraries(platform).name)
+    path = os.pathsep.join(filter(None, [str(HIDDEN), native, os.environ.get("PYTHONPATH")]))
     return subprocess.run(
         [sys.executable, "-X", "warn_default_encoding", *command],
         cwd=cwd, capture_output=True, encoding="utf-8", check=False,
-        env=os.environ | {"PYTHONPATH": path, "CAPSEDGE_PLATFORM": json.dumps(said)},
+        env=os.environ | {"PYTHONPATH": path, "CAPSEDGE_PLATFORM": json.dumps(said)} | variables,
     )  # fmt: skip

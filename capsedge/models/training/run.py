@@ -257,7 +257,7 @@ def _finished(
 ) -> Trained:
     """Measure the trained model on test images that were not measured on before."""
     checkpoint, test = job.folder / MODEL, sets.test
-    done = len((job.folder / HISTORY).read_text().splitlines())
+    done = len((job.folder / HISTORY).read_text(encoding="utf-8").splitlines())
     if done < job.recipe.epochs:
         waited = job.recipe.patience
         log(f"stopped after epoch {done}: accuracy did not improve in the last {waited}")

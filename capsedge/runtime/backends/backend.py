@@ -345,5 +345,5 @@ def usable_cores() -> int:
         return os.cpu_count() or 1
     allowed = os.sched_getaffinity(0)
     with suppress(OSError):
-        return len({Path(_SIBLINGS.format(cpu)).read_text() for cpu in allowed})
+        return len({Path(_SIBLINGS.format(cpu)).read_text("ascii") for cpu in allowed})
     return len(allowed)

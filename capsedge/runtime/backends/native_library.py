@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import os
 import re
 import sys
+import warnings
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,13 +23,52 @@ if TYPE_CHECKING:
 # --- The operator library and the files that it runs ---
 
 _VERSION = re.compile(r"[0-9.]{1,19}")
-NAME = "libcapsedge_ort.so"
+SUFFIX = {"win32": ".dll", "darwin": ".dylib"}.get(sys.platform, ".so")
+NAME = f"libcapsedge_ort{SUFFIX}"
 VARIABLE = "CAPSEDGE_OPS_LIBRARY"
 
 
 def find_library() -> Path | None:
-    """The operator library: the one that CAPSEDGE_OPS_LIBRARY names, else the installed one, else None."""
-    return named_library(VARIABLE, "operator library") or installed(NAME)
+    """The operator library: the one that CAPSEDGE_OPS_LIBRARY names, else the installed one, else None.
+
+    On macOS, where nobody has run it yet, an installed one that does not open counts as missing, with a
+    warning: else no model would run. Elsewhere, loading it is an error.
+    """
+    library = named_library(VARIABLE, "operator library")
+    if library is not None:
+        return library
+    library = installed(NAME)
+    if sys.platform == "darwin" and library is not None and (why := refusal(library)):
+        warnings.warn(
+            f"The operator library of capsedge does not open, so function bodies run instead: same results, "
+            f"several times slower. {why}",
+            stacklevel=2,
+        )
+        return None
+    return library
+
+
+@lru_cache(maxsize=4)
+def refusal(library: Path) -> str:
+    """Why the system does not open a library; empty if it does."""
+    try:
+        ctypes.CDLL(str(library))
+    except OSError as error:
+        return str(error)
+    return ""
+
+
+def levels_of(library: Path) -> list[str]:
+    """The SIMD levels that an operator library finds on this machine, slowest first: ``plain``, ``avx2``.
+
+    Raises:
+        OSError: it does not open.
+        AttributeError: it is another library.
+    """
+    ask = ctypes.CDLL(str(library)).capsedge_kernel_levels
+    ask.restype = ctypes.c_char_p
+    said: bytes = ask()
+    return said.decode().split(",")
 
 
 def named_library(variable: str, what: str) -> Path | None:
@@ -38,9 +80,24 @@ def named_library(variable: str, what: str) -> Path | None:
         raise EnvironmentProblem(
             f"The {what} {named} does not exist.",
             f"The environment variable {variable} names it.",
-            f"Correct the variable, or unset it: `unset {variable}`.",
+            f"Correct the variable, or remove it: `{removal_of(variable)}`.",
         )
     return Path(named).resolve()
+
+
+def removal_of(variable: str) -> str:
+    """The command that removes an environment variable, in the shell that most people have (PowerShell)."""
+    return f"Remove-Item Env:{variable}" if sys.platform == "win32" else f"unset {variable}"
+
+
+def how_to_get_libraries() -> str:
+    """What to do where the compiled libraries are missing, as commands for this system."""
+    again = "`pip install --force-reinstall --no-deps capsedge`"
+    return {
+        "win32": f"Install capsedge from its wheel for 64-bit Windows: {again}. To build it, set CXX "
+        "to Clang for MinGW (llvm-mingw); Visual C++ does not compile it.",
+        "darwin": f"Install a compiler (`xcode-select --install`), then {again}.",
+    }.get(sys.platform, f"Install a C++17 compiler (Debian: apt-get install g++), then {again}.")
 
 
 def installed(*parts: str) -> Path | None:
@@ -89,12 +146,18 @@ def check_nodes(path: Path, summary: OnnxSummary, ops: str) -> bool:
 
 
 def no_library() -> EnvironmentProblem:
-    """The error where the operator library is required and missing."""
+    """The error where the operator library is required, and `find_library` finds none."""
+    broken = installed(NAME)
+    if broken is not None:  # on macOS
+        return EnvironmentProblem(
+            f"The operator library {broken} does not open.",
+            f"{refusal(broken)}.",
+            "Report it with what `capsedge doctor --report` prints; or use ops 'auto'.",
+        )
     return EnvironmentProblem(
         "The operator library of capsedge is not installed.",
-        "It is compiled when capsedge is installed on a machine with a C++17 compiler.",
-        "Install a compiler, then `pip install --force-reinstall --no-deps capsedge`; "
-        "or use ops 'auto'.",
+        "Wheels for Linux, Windows and macOS contain it; or it is compiled when capsedge is installed.",
+        f"{how_to_get_libraries()} Or use ops 'auto'.",
     )
 
 
@@ -117,7 +180,7 @@ def _known_operators(path: Path, summary: OnnxSummary) -> None:
 
 # --- libcapsedge, for builds of C and C++ programs ---
 
-LIBRARY = "libcapsedge.so"
+LIBRARY = f"libcapsedge{SUFFIX}"
 
 
 @dataclass(frozen=True)
@@ -145,8 +208,11 @@ class Embedding:
 
     @property
     def rpath(self) -> list[str]:
-        """The linker's flag by which programs find the library at its present path."""
-        return [f"-Wl,-rpath,{self.library.parent}"]
+        """The linker's flag by which programs find the library at its present path.
+
+        None on Windows: a DLL is found beside the program, or on PATH.
+        """
+        return [] if sys.platform == "win32" else [f"-Wl,-rpath,{self.library.parent}"]
 
     @property
     def libs(self) -> list[str]:
@@ -186,7 +252,6 @@ def find_embedding() -> Embedding:
         )
     raise EnvironmentProblem(
         "The C and C++ library of capsedge is not installed.",
-        "It is compiled when capsedge is installed on a Linux machine with a C++17 compiler.",
-        "Install a compiler (Debian: apt-get install g++), then "
-        "`pip install --force-reinstall --no-deps capsedge`.",
+        "Wheels for Linux, Windows and macOS contain it; or it is compiled when capsedge is installed.",
+        how_to_get_libraries(),
     )

@@ -87,7 +87,9 @@ def import_onnxruntime() -> Any:
         raise EnvironmentProblem(
             "ONNX Runtime is not installed." if missing else "ONNX Runtime cannot be imported.",
             "" if missing else f"{error}.",
-            HOW_TO_GET,
+            onnxruntime_session.VISUAL_CPP
+            if sys.platform == "win32" and "DLL load failed" in str(error)
+            else HOW_TO_GET,
         ) from error
     if parse_version(onnxruntime.__version__) < OLDEST_VERSION:
         raise EnvironmentProblem(

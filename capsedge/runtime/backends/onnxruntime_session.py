@@ -38,6 +38,11 @@ from capsedge.spec.vocabularies import PROVIDERS
 OLDEST_VERSION = (1, 19)
 OVERLOADS_SINCE = (1, 27)  # the first that tells functions apart by ``FunctionProto.overload``
 HOW_TO_GET = "pip install 'capsedge[cpu]', or 'capsedge[gpu]' on a machine with an NVIDIA GPU"
+# Its wheel for Windows needs a newer runtime (14.40 works, 14.22 does not) than many machines have.
+VISUAL_CPP = (
+    "Install a recent Visual C++ runtime: `pip install --upgrade msvc-runtime`, or Microsoft's "
+    "redistributable (https://aka.ms/vs/17/release/vc_redist.x64.exe)"
+)
 # Versions that tests/runtimes uses beside the installed one (`make runtimes`): the oldest, the last for
 # Python 3.10 and JetPack 6, the last before OVERLOADS_SINCE.
 TESTED_VERSIONS = ("1.19.0", "1.23.2", "1.26.0")

@@ -9,7 +9,6 @@ import sys
 
 if sys.platform == "win32":
     import ctypes
-    from ctypes import wintypes
 
     # JobObjectExtendedLimitInformation, JOB_OBJECT_LIMIT_PROCESS_MEMORY, JOB_OBJECT_LIMIT_ACTIVE_PROCESS
     _EXTENDED_LIMITS, _PROCESS_MEMORY, _ACTIVE_PROCESSES = 9, 0x100, 0x8
@@ -20,13 +19,13 @@ if sys.platform == "win32":
         _fields_ = (
             ("process_time", ctypes.c_int64),
             ("job_time", ctypes.c_int64),
-            ("flags", wintypes.DWORD),
+            ("flags", ctypes.c_uint32),
             ("least_working_set", ctypes.c_size_t),
             ("most_working_set", ctypes.c_size_t),
-            ("processes", wintypes.DWORD),
+            ("processes", ctypes.c_uint32),
             ("affinity", ctypes.c_size_t),
-            ("priority", wintypes.DWORD),
-            ("scheduling", wintypes.DWORD),
+            ("priority", ctypes.c_uint32),
+            ("scheduling", ctypes.c_uint32),
             ("io_counters", ctypes.c_uint64 * 6),
             ("process_memory", ctypes.c_size_t),
             ("job_memory", ctypes.c_size_t),
@@ -41,15 +40,15 @@ if sys.platform == "win32":
             OSError: Windows refuses.
         """
         kernel = ctypes.WinDLL("kernel32", use_last_error=True)
-        kernel.CreateJobObjectW.restype = wintypes.HANDLE
-        kernel.GetCurrentProcess.restype = wintypes.HANDLE
+        kernel.CreateJobObjectW.restype = ctypes.c_void_p
+        kernel.GetCurrentProcess.restype = ctypes.c_void_p
         kernel.SetInformationJobObject.argtypes = (
-            wintypes.HANDLE,
+            ctypes.c_void_p,
             ctypes.c_int,
             ctypes.c_void_p,
-            wintypes.DWORD,
+            ctypes.c_uint32,
         )
-        kernel.AssignProcessToJobObject.argtypes = (wintypes.HANDLE, wintypes.HANDLE)
+        kernel.AssignProcessToJobObject.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
         limits = _Limits(
             flags=_PROCESS_MEMORY | _ACTIVE_PROCESSES, processes=1, process_memory=size
         )

@@ -17,6 +17,8 @@ from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
+import windows
+
 PLATFORM: dict[str, Any] = json.loads(os.environ["CAPSEDGE_PLATFORM"])
 _import = builtins.__import__
 
@@ -67,11 +69,13 @@ def _modules() -> dict[str, Changed]:
             "system": lambda: PLATFORM["system"],
             "machine": lambda: PLATFORM["machine"],
             "processor": lambda: "",
+            "mac_ver": lambda: ("14.5", ("", "", ""), PLATFORM["machine"]),
         },
     }
     if PLATFORM["platform"] == "win32":
         replaced["os"] = {n: _refusing_open_files(n) for n in ("replace", "rename", "unlink")}
         replaced["os"]["name"] = "nt"
+        replaced["ctypes"] = windows.CTYPES
     return {
         name: Changed(
             importlib.import_module(name),
@@ -94,6 +98,8 @@ def _importing(
     ours = importer.partition(".")[0] == "capsedge"
     if ours and name.partition(".")[0] in PLATFORM["absent"]:
         raise ModuleNotFoundError(f"No module named '{name}' here", name=name)
+    if ours and name == "winreg" and PLATFORM["platform"] == "win32":
+        return windows.WINREG
     if ours and name in _MODULES:
         return _MODULES[name]
     return _import(name, globals, locals, fromlist, level)
