@@ -20,7 +20,7 @@ LIBRARIES = {
 }
 IMPORT_LIBRARY = "capsedge/runtime/_native/lib/libcapsedge.dll.a"
 # Part of Windows 10 and later: the system's interface, and its C library.
-SYSTEM = re.compile(r"(kernel32|ntdll|api-ms-win-crt-[a-z]+-l1-1-0)\.dll", re.IGNORECASE)
+SYSTEM = re.compile(r"(kernel32|api-ms-win-crt-[a-z]+-l1-1-0)\.dll", re.IGNORECASE)
 _AMD64 = 0x8664
 _HIGH_ENTROPY, _ANY_ADDRESS, _NO_EXECUTION = 0x20, 0x40, 0x100
 

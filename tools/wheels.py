@@ -48,7 +48,7 @@ def judged_tag(wheel: Path) -> str:
     """The platform tag that a wheel deserves by what its libraries need: auditwheel's, or ours for Windows.
 
     Raises:
-        SystemExit: its Windows libraries would not load everywhere, or export other functions than they should.
+        SystemExit: its Windows libraries would not load everywhere, or export the wrong functions.
         subprocess.CalledProcessError: it is not a wheel with libraries.
     """
     if wheel.stem.endswith(TAGS[zig.WINDOWS]):

@@ -1,4 +1,4 @@
-"""zig's Clang, which compiles the libraries of the distributions: for Linux with an old C library, and for Windows."""
+"""zig's Clang, which compiles the libraries of the distributions: for old Linux systems, and for Windows."""
 
 from __future__ import annotations
 
