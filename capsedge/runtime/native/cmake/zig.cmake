@@ -1,7 +1,13 @@
 # Cross-building with zig's Clang and an old C library, for wheels (tools/wheels.py sets both variables):
 #   CAPSEDGE_ZIG     the compiler's program
-#   CAPSEDGE_TARGET  x86_64-linux-gnu.2.17 or aarch64-linux-gnu.2.17
-set(CMAKE_SYSTEM_NAME Linux)
+#   CAPSEDGE_TARGET  x86_64-linux-gnu.2.17, aarch64-linux-gnu.2.17, x86_64-windows-gnu or aarch64-macos.14.0
+if("$ENV{CAPSEDGE_TARGET}" MATCHES "-windows")
+  set(CMAKE_SYSTEM_NAME Windows)
+elseif("$ENV{CAPSEDGE_TARGET}" MATCHES "-macos")
+  set(CMAKE_SYSTEM_NAME Darwin)
+else()
+  set(CMAKE_SYSTEM_NAME Linux)
+endif()
 string(REGEX REPLACE "-.*" "" CMAKE_SYSTEM_PROCESSOR "$ENV{CAPSEDGE_TARGET}")
 foreach(language C CXX)
   string(TOLOWER "${language}" command)
@@ -12,3 +18,4 @@ foreach(language C CXX)
   set(CMAKE_${language}_ARCHIVE_FINISH "\"$ENV{CAPSEDGE_ZIG}\" ranlib <TARGET>")
 endforeach()
 set(CMAKE_SHARED_LINKER_FLAGS_INIT -s)
+set(CMAKE_INSTALL_NAME_TOOL true)  # CMake wants one for macOS; names are right when linked

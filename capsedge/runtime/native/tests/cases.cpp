@@ -102,7 +102,13 @@ std::vector<std::string> levels() {
   return found;
 }
 
-void use_level(const std::string& level) { setenv("CAPSEDGE_SIMD", level.c_str(), 1); }
+void use_level(const std::string& level) {
+#ifdef _WIN32
+  _putenv_s("CAPSEDGE_SIMD", level.c_str());
+#else
+  setenv("CAPSEDGE_SIMD", level.c_str(), 1);
+#endif
+}
 
 int run_cases(const std::string& folder, bool heavy) {
   int passed = 0, failed = 0;

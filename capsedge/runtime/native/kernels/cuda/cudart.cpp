@@ -2,13 +2,12 @@
 
 #ifndef CAPSEDGE_EMULATE
 
-#include <dlfcn.h>
-
 #include <atomic>
 #include <cstdlib>
 #include <mutex>
 
 #include "driver.h"
+#include "system/system.h"
 
 namespace capsedge {
 namespace cuda {
@@ -22,14 +21,12 @@ std::atomic<const Functions*> known{nullptr};
 bool searched = false;
 std::string why;
 
-template <typename F>
-void look_up(void* library, const char* name, F& function) {
-  function = reinterpret_cast<F>(dlsym(library, name));
-}
-
+// Of a library, or of the process.
 Functions functions_of(void* library) {
   Functions functions;
-#define CAPSEDGE_LOOK_UP(name, result, parameters) look_up(library, "cuda" #name, functions.name);
+  const auto find = [library](const char* name) { return library ? symbol_of(library, name) : symbol_of_process(name); };
+#define CAPSEDGE_LOOK_UP(name, result, parameters) \
+  functions.name = reinterpret_cast<decltype(functions.name)>(find("cuda" #name));
   CAPSEDGE_CUDART(CAPSEDGE_LOOK_UP)
   CAPSEDGE_CUDART_LIBRARY(CAPSEDGE_LOOK_UP)
   return functions;
@@ -62,26 +59,24 @@ bool usable(Functions f, const std::string& name) {
   return false;
 }
 
-bool usable_file(const char* name, int flags) {
-  void* const library = dlopen(name, RTLD_NOW | RTLD_LOCAL | flags);  // stays open, because `found` may point into it
-  return library && usable(functions_of(library), name);
-}
+// Stays open, because `found` may point into it.
+bool usable_library(void* library, const char* name) { return library && usable(functions_of(library), name); }
 
 // What the process has comes first: kernels and their caller then use the same one.
 bool search() {
   why.clear();
   found = Functions();
-  if (usable(functions_of(RTLD_DEFAULT), "the CUDA runtime of this process")) return true;
+  if (usable(functions_of(nullptr), "the CUDA runtime of this process")) return true;
   const char* const names[] = {"libcudart.so.13", "libcudart.so.12", "libcudart.so", "/usr/local/cuda/lib64/libcudart.so.13",
                                "/usr/local/cuda/lib64/libcudart.so.12"};
   for (const char* name : names)
-    if (usable_file(name, RTLD_NOLOAD)) return true;
+    if (usable_library(loaded_library(name), name)) return true;
   if (const char* named = std::getenv("CAPSEDGE_CUDART"); named && *named) {
-    if (usable_file(named, 0)) return true;
+    if (usable_library(load_library(named), named)) return true;
     if (why.empty()) why = std::string(named) + " of CAPSEDGE_CUDART is not a CUDA runtime library";
   } else {
     for (const char* name : names)
-      if (usable_file(name, 0)) return true;
+      if (usable_library(load_library(name), name)) return true;
   }
   // One that only the driver keeps from running says so itself, at every call.
   return found.GetDevice != nullptr;

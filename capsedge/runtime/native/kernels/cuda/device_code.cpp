@@ -12,21 +12,18 @@ std::string load_code(const char*) { return {}; }
 
 #else
 
-#include <sys/stat.h>
-
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <cerrno>
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <mutex>
 #include <vector>
 
 #include "cudart.h"
+#include "system/system.h"
 
 namespace capsedge {
 namespace cuda {
@@ -62,16 +59,16 @@ constexpr int kFatBinaryDriver = 13000;  // drivers before CUDA 13 do not know t
 
 // The same for every way to name a file.
 std::string absolute(const char* path) {
-  const std::unique_ptr<char, void (*)(void*)> real(realpath(path, nullptr), std::free);
-  return real ? real.get() : path;
+  const std::string real = resolved(path);
+  return real.empty() ? path : real;
 }
 
 std::string read_file(const std::string& path, std::vector<char>& code) {
-  const std::unique_ptr<FILE, int (*)(FILE*)> file(std::fopen(path.c_str(), "rb"), std::fclose);
-  struct stat status {};
-  if (!file || fstat(fileno(file.get()), &status)) return path + " cannot be read: " + std::strerror(errno);
-  if (!S_ISREG(status.st_mode)) return path + " is not a file";
-  code.resize(static_cast<size_t>(status.st_size));
+  const Opened opened = open_for_reading(path);
+  if (!opened.why.empty()) return path + " cannot be read: " + opened.why;
+  const std::unique_ptr<FILE, int (*)(FILE*)> file(opened.file, std::fclose);
+  if (!opened.regular) return path + " is not a file";
+  code.resize(static_cast<size_t>(opened.bytes));
   if (std::fread(code.data(), 1, code.size(), file.get()) != code.size()) return path + " cannot be read to its end";
   return {};
 }
@@ -117,8 +114,7 @@ std::string file_for_cuda_12(const Functions& cuda, int device, const std::strin
   int driver = 0;
   if (cuda.DriverGetVersion(&driver) != cudart::kSuccess || driver <= 0 || driver >= kFatBinaryDriver) return {};
   const std::string file = path.substr(0, path.rfind('.')) + ".cuda12.sm" + capability_of(cuda, device, "") + ".cubin";
-  struct stat status {};
-  return stat(file.c_str(), &status) == 0 ? file : "";
+  return is_file(file) ? file : "";
 }
 
 std::string check_device(const Functions& cuda, int& device) {

@@ -2,7 +2,7 @@
 
 #ifndef CAPSEDGE_EMULATE
 
-#include <dlfcn.h>
+#include "system/system.h"
 
 namespace capsedge {
 namespace cuda {
@@ -43,12 +43,12 @@ int launch(const Configuration* c, const void* kernel, void** arguments) {
 }  // namespace
 
 bool take_from_driver(Functions& functions) {
-  void* const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);  // stays open
+  void* const library = load_library("libcuda.so.1");  // stays open
   if (!library) return false;
   Driver found;
   bool complete = true;
 #define CAPSEDGE_LOOK_UP(name, result, parameters)                                       \
-  found.name = reinterpret_cast<decltype(found.name)>(dlsym(library, "cu" #name));       \
+  found.name = reinterpret_cast<decltype(found.name)>(symbol_of(library, "cu" #name));   \
   complete = complete && found.name;
   CAPSEDGE_CUDA_DRIVER(CAPSEDGE_LOOK_UP)
   CAPSEDGE_CUDART_LIBRARY(CAPSEDGE_LOOK_UP)

@@ -22,7 +22,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#if defined(__GNUC__)
+#if defined(__GNUC__) && !defined(_WIN32)
 #define CAPSEDGE_API __attribute__((visibility("default")))
 #define CAPSEDGE_CHECKED __attribute__((warn_unused_result))
 #else

@@ -1,7 +1,6 @@
 #include "cuda_operators.h"
 
 #include <algorithm>
-#include <climits>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -17,6 +16,7 @@
 #include "generated/onnx_wire.h"
 #include "instances.h"
 #include "library_search.h"
+#include "system/system.h"
 #include "wire.h"
 
 namespace capsedge::libcapsedge {
@@ -249,9 +249,9 @@ std::string refusal(const Node& node, const Values& values) {
 }
 
 // The same name for every way to a file, because a process loads one.
-std::string resolved(const std::string& path) {
-  char real[PATH_MAX];
-  return realpath(path.c_str(), real) ? real : path;
+std::string one_name(const std::string& path) {
+  const std::string real = resolved(path);
+  return real.empty() ? path : real;
 }
 
 // Refuses a Python package capsedge-cuda of another version.
@@ -315,21 +315,21 @@ CudaOperators fitting_operators(std::string_view bytes) {
 }
 
 std::string find_cuda_kernels(const std::string& named) {
-  const char* const variable = trusted_variable(kVariable);
-  const bool by_variable = named.empty() && variable != nullptr && *variable != '\0';
+  const std::string variable = trusted_variable(kVariable);
+  const bool by_variable = named.empty() && !variable.empty();
   if (!named.empty() || by_variable) {
     const std::string path = by_variable ? variable : named;
-    if (is_file(path)) return resolved(path);
+    if (is_file(path)) return one_name(path);
     throw Failure(CAPSEDGE_ENVIRONMENT, "The file of CUDA kernels " + path + " does not exist.",
                   by_variable ? std::string("The environment variable ") + kVariable + " names it."
                               : "capsedge_open_options.cuda_kernels names it.",
                   "Correct the name, or leave it out.");
   }
   const std::string beside = own_folder() + "/" + kFile, package = own_folder() + kPackage;
-  if (is_file(beside)) return resolved(beside);
+  if (is_file(beside)) return one_name(beside);
   if (!is_file(package + "/" + kFile)) return "";
   check_package(package);
-  return resolved(package + "/" + kFile);
+  return one_name(package + "/" + kFile);
 }
 
 CudaOperators choose_operators(std::string_view bytes, const OnnxFile& file, const std::string& name, capsedge_ops ops,

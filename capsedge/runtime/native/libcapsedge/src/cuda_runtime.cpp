@@ -1,9 +1,8 @@
 #include "cuda_runtime.h"
 
-#include <dlfcn.h>
-
 #include "failure.h"
 #include "library_search.h"
+#include "system/system.h"
 
 namespace capsedge::libcapsedge {
 
@@ -28,7 +27,7 @@ std::string version_text(int version) { return std::to_string(version / 1000) + 
 // A driver runs programs of its own and older CUDA versions. Without a driver none runs, and the first library reports it.
 std::string runs_here(void* library) {
   const auto number = [library](const char* name) {
-    const auto get = reinterpret_cast<int (*)(int*)>(dlsym(library, name));
+    const auto get = reinterpret_cast<int (*)(int*)>(symbol_of(library, name));
     int version = 0;
     return get != nullptr && get(&version) == 0 ? version : 0;
   };
@@ -77,7 +76,7 @@ Cuda::Cuda() {
   void* const library = open_library(places, "", runs_here);
   Functions& f = *new Functions();
   const auto find = [library](auto& function, const char* name) {
-    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, name));
+    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(symbol_of(library, name));
     if (function == nullptr)
       throw Failure(CAPSEDGE_ENVIRONMENT, "The CUDA runtime library is too old.", std::string("It has no function ") + name + ".",
                     kInstall);
@@ -223,19 +222,19 @@ OnDevice::OnDevice(const Cuda& cuda, int device) : cuda_(cuda) {
 OnDevice::~OnDevice() { cuda_.f_->cudaSetDevice(before_); }
 
 std::string newest_cuda_of_driver() {
-  void* const driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  void* const driver = load_library("libcuda.so.1");
   if (driver == nullptr) return "";
-  const auto get = reinterpret_cast<int (*)(int*)>(dlsym(driver, "cuDriverGetVersion"));
+  const auto get = reinterpret_cast<int (*)(int*)>(symbol_of(driver, "cuDriverGetVersion"));
   int version = 0;
   return get != nullptr && get(&version) == 0 && version > 0 ? version_text(version) : "";
 }
 
 std::string device_name(int device) {
-  void* const driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  void* const driver = load_library("libcuda.so.1");
   if (driver == nullptr) return "";
-  const auto init = reinterpret_cast<int (*)(unsigned)>(dlsym(driver, "cuInit"));
-  const auto get = reinterpret_cast<int (*)(int*, int)>(dlsym(driver, "cuDeviceGet"));
-  const auto name = reinterpret_cast<int (*)(char*, int, int)>(dlsym(driver, "cuDeviceGetName"));
+  const auto init = reinterpret_cast<int (*)(unsigned)>(symbol_of(driver, "cuInit"));
+  const auto get = reinterpret_cast<int (*)(int*, int)>(symbol_of(driver, "cuDeviceGet"));
+  const auto name = reinterpret_cast<int (*)(char*, int, int)>(symbol_of(driver, "cuDeviceGetName"));
   char text[256] = {};
   int handle = 0;
   const bool known = init && get && name && !init(0) && !get(&handle, device) && !name(text, sizeof text, handle);

@@ -8,6 +8,7 @@
 #include "files.h"
 #include "json.h"
 #include "sha256.h"
+#include "system/system.h"
 #include "vocabulary.h"
 
 namespace capsedge::libcapsedge {

@@ -9,6 +9,4 @@ namespace capsedge::libcapsedge {
 // more than `most` bytes; `kind` is what it should be: "an ONNX file".
 std::string read_file(const std::string& path, int64_t most, const char* kind);
 
-bool is_file(const std::string& path);
-
 }  // namespace capsedge::libcapsedge

@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <clocale>
 #include <cmath>
 #include <cstdlib>
 #include <set>
 
+#include "system/system.h"
 #include "text.h"
 
 namespace capsedge::libcapsedge {
@@ -14,12 +14,6 @@ namespace capsedge::libcapsedge {
 namespace {
 
 [[noreturn]] void fail(const std::string& message) { throw JsonError(message); }
-
-// strtod in the C locale, whatever the program's locale is.
-double to_double(const std::string& digits) {
-  static const locale_t kC = newlocale(LC_ALL_MASK, "C", nullptr);
-  return strtod_l(digits.c_str(), nullptr, kC);
-}
 
 // The number of digits that always fit in 64 bits without a sign.
 bool is_unsigned(const std::string& digits) {
@@ -139,7 +133,7 @@ class Reader {
       if (digits() == 0) unexpected();
     }
     const std::string written(text_.substr(start, at_ - start));
-    value.number = to_double(written);
+    value.number = to_double(written.c_str());
     value.kind = Json::kNumber;
     if (whole) {
       if (written.size() > kMostDigits) fail("it has a number of over 64 bits");

@@ -1,45 +1,36 @@
 #include "library_search.h"
 
-#include <dirent.h>
-#include <dlfcn.h>
-#include <link.h>
-#include <sys/auxv.h>
-#include <sys/stat.h>
-
-#include <climits>
-#include <cstdlib>
-
 #include "failure.h"
+#include "system/system.h"
 
 namespace capsedge::libcapsedge {
 
 namespace {
 
-bool is_folder(const std::string& path) {
-  struct stat found {};
-  return stat(path.c_str(), &found) == 0 && S_ISDIR(found.st_mode);
+// Whether a name is a library's with a version: libx.so.1, on macOS libx.1.dylib.
+bool is_version_of(const std::string& name, const std::string& file) {
+#ifdef __APPLE__
+  constexpr char kEnd[] = ".dylib";
+  constexpr size_t kSize = sizeof kEnd - 1;
+  const std::string stem = file.substr(0, file.size() - kSize) + ".";
+  return name.size() > file.size() && name.compare(0, stem.size(), stem) == 0 &&
+         name.compare(name.size() - kSize, kSize, kEnd) == 0;
+#else
+  return name.compare(0, file.size() + 1, file + ".") == 0;
+#endif
 }
 
 // The library in a folder: the one without a version, or else the one whose name sorts last; empty if there is none.
 std::string library_in(const std::string& folder, const std::string& file) {
-  DIR* const opened = opendir(folder.c_str());
-  if (opened == nullptr) return "";
   std::string best;
-  while (const dirent* entry = readdir(opened)) {
-    const std::string name = entry->d_name;
+  for (const std::string& name : names_in(folder)) {
     if (name == file) {
       best = name;
       break;
     }
-    if (name.compare(0, file.size() + 1, file + ".") == 0 && name > best) best = name;
+    if (is_version_of(name, file) && name > best) best = name;
   }
-  closedir(opened);
   return best.empty() ? "" : folder + "/" + best;
-}
-
-std::string resolved(const std::string& path) {
-  char real[PATH_MAX];
-  return realpath(path.c_str(), real) ? real : "";
 }
 
 class Search {
@@ -48,15 +39,12 @@ class Search {
 
   // Null if it does not open; the attempt is recorded.
   void* open(const std::string& path) {
-    dlerror();
-    if (void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL)) {
-      const std::string why = refuses_ ? refuses_(library) : "";
+    std::string why;
+    if (void* const library = load_library(path, &why)) {
+      why = refuses_ ? refuses_(library) : "";
       if (why.empty()) return library;
-      note(path, why);
-      return nullptr;
     }
-    const char* const error = dlerror();
-    note(path, error ? error : "it does not open");
+    note(path, why);
     return nullptr;
   }
 
@@ -87,37 +75,21 @@ class Search {
 
 }  // namespace
 
-const char* trusted_variable(const char* name) {
-#ifdef __GLIBC__
-  return secure_getenv(name);
-#else
-  return getauxval(AT_SECURE) != 0 ? nullptr : std::getenv(name);
-#endif
-}
-
 std::string library_file(const std::string& named, const char* file) {
   if (is_folder(named)) return resolved(library_in(named, file));
-  if (named.find('/') != std::string::npos) return resolved(named);
+  if (named.find_first_of(kSeparators) != std::string::npos) return resolved(named);
   // A bare name is resolved by the system's loader: the library it has open under that name.
-  void* const open = dlopen(named.c_str(), RTLD_NOW | RTLD_NOLOAD);
-  if (open == nullptr) return "";
-  link_map* map = nullptr;
-  const std::string path = dlinfo(open, RTLD_DI_LINKMAP, &map) == 0 ? resolved(map->l_name) : "";
-  dlclose(open);
+  void* const library = loaded_library(named);
+  if (library == nullptr) return "";
+  const std::string path = file_of_library(library);
+  close_library(library);
   return path;
-}
-
-std::string file_of(const void* function) {
-  Dl_info info{};
-  if (function == nullptr || dladdr(function, &info) == 0 || info.dli_fname == nullptr) return "";
-  const std::string path = resolved(info.dli_fname);
-  return path.empty() ? info.dli_fname : path;
 }
 
 std::string own_folder() {
   static const char here = 0;
-  const std::string path = file_of(&here);
-  const size_t slash = path.rfind('/');
+  const std::string path = file_of_address(&here);
+  const size_t slash = path.find_last_of(kSeparators);
   return slash == std::string::npos ? "." : path.substr(0, slash);
 }
 
@@ -127,8 +99,8 @@ void* open_library(const LibraryPlaces& places, const std::string& named, std::s
     if (void* const library = search.open_named(named)) return library;
     search.fail(std::string(" does not open where capsedge_open_options.") + places.option + " says.");
   }
-  const char* const variable = trusted_variable(places.variable);
-  if (variable != nullptr && *variable != '\0') {
+  const std::string variable = trusted_variable(places.variable);
+  if (!variable.empty()) {
     if (void* const library = search.open_named(variable)) return library;
     search.fail(std::string(" does not open where the environment variable ") + places.variable + " says.");
   }

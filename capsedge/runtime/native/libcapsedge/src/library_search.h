@@ -25,13 +25,7 @@ void* open_library(const LibraryPlaces& places, const std::string& named, std::s
 // Empty: none.
 std::string library_file(const std::string& named, const char* file);
 
-// The file that contains a function of an open library, links resolved; empty if the loader does not report it.
-std::string file_of(const void* function);
-
 // The folder that contains this library.
 std::string own_folder();
-
-// An environment variable that names a library; null if unset, or if the process has more rights than its caller.
-const char* trusted_variable(const char* name);
 
 }  // namespace capsedge::libcapsedge

@@ -4,12 +4,12 @@
 //
 // Omitted from builds with sanitizers, which must see every block.
 
-#include <malloc.h>
-
 #include <algorithm>
 #include <cstdlib>
 #include <new>
 #include <utility>
+
+#include "system/usable_size.h"
 
 namespace {
 
@@ -61,7 +61,7 @@ void* take(size_t size) {
 void give(void* memory) {
   if (memory == nullptr) return;
   // malloc may have returned more than was requested, never less.
-  const size_t usable = malloc_usable_size(memory);
+  const size_t usable = capsedge::usable_size(memory);
   const unsigned place = 63 - static_cast<unsigned>(__builtin_clzll(usable / kLeast | 1));
   if (usable < kLeast || place >= kSizes || cache.ended || cache.counts[place] >= most_of(place)) {
     std::free(memory);

@@ -1,8 +1,5 @@
 #include "onnxruntime_session.h"
 
-#include <sched.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cctype>
 #include <cstring>
@@ -12,6 +9,7 @@
 #include "generated/limits.h"
 #include "instances.h"
 #include "operators.h"
+#include "system/system.h"
 #if defined(__x86_64__)
 #include "simd/features.h"
 #endif
@@ -31,16 +29,6 @@ constexpr char kShared[] = "Attempt to replace the existing tensor";
 constexpr char kNoLibrary[] = "Failed to load library";
 constexpr char kFellBack[] = "fallback to CPU EP has been explicitly disabled";
 constexpr char kRefusedKernels[] = "capsedge cannot use the CUDA kernels: ";
-
-// 0 leaves the choice to ONNX Runtime: one thread per physical core of the machine, even if the process may use
-// only some of the cores.
-int available_threads() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof set, &set) != 0) return 0;
-  const int allowed = CPU_COUNT(&set);
-  return allowed < sysconf(_SC_NPROCESSORS_ONLN) ? allowed : 0;
-}
 
 // Whether fast code adds pairs of byte products in 16 bits with saturation, as on x86 processors without VNNI.
 bool saturates_products_of_bytes() {
@@ -104,12 +92,14 @@ Owned<OrtSessionOptions> session_options(const OnnxRuntime& runtime, const OpenO
   const OrtApi* const api = runtime.api;
   auto made = owned<OrtSessionOptions>(api, ReleaseSessionOptions(api), CreateSessionOptions(api));
   check(api, SetSessionLogSeverityLevel(api)(made.get(), kFatal));
-  check(api, SetIntraOpNumThreads(api)(made.get(), how.threads ? how.threads : available_threads()));
+  // 0 leaves the choice to ONNX Runtime: one thread per physical core of the machine, even if the process may use
+  // only some of the cores.
+  check(api, SetIntraOpNumThreads(api)(made.get(), how.threads ? how.threads : limited_processors()));
   check(api, SetInterOpNumThreads(api)(made.get(), 1));
   // A second line of defence after onnx_file.h: only this format, and an empty folder for external initializers.
   // ONNX Runtime 1.19 knows no such folder, 1.23 lets absolute paths leave it; 1.26 and newer keep to it.
   set(api, made.get(), "session.load_model_format", "ONNX");
-  set(api, made.get(), "session.model_external_initializers_file_folder_path", "/dev/null");
+  set(api, made.get(), "session.model_external_initializers_file_folder_path", kNullDevice);
   // Large constants are computed only when needed, not while the file is checked.
   set(api, made.get(), "optimization.constant_folding_max_output_size_in_bytes", std::to_string(limits::kRunBytes));
   if (saturates_products_of_bytes()) {  // `multiply_exactly` of the Python runtime says what these do

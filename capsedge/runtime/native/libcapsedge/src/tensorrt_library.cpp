@@ -1,14 +1,11 @@
 #include "tensorrt_library.h"
 
-#include <dlfcn.h>
-
 #include <algorithm>
-#include <cstdlib>
 
 #include "failure.h"
-#include "files.h"
 #include "library_search.h"
 #include "operators.h"
+#include "system/system.h"
 
 namespace capsedge::libcapsedge {
 
@@ -56,21 +53,21 @@ TensorRt* load(bool portable, const std::string& named) {
                   "Compile it with the headers of TensorRT 11 (docs/how-to/libcapsedge.md).");
   void* const library = open_library(places, named);
   const auto number = [library](const char* name) {
-    const auto get = reinterpret_cast<int32_t (*)() noexcept>(dlsym(library, name));
+    const auto get = reinterpret_cast<int32_t (*)() noexcept>(symbol_of(library, name));
     return get ? get() : -1;
   };
   const int major = number("getInferLibMajorVersion"), wanted = portable ? kRtxMajor : NV_TENSORRT_MAJOR;
-  const auto create = reinterpret_cast<void* (*)(void*, int32_t) noexcept>(dlsym(library, "createInferRuntime_INTERNAL"));
+  const auto create = reinterpret_cast<void* (*)(void*, int32_t) noexcept>(symbol_of(library, "createInferRuntime_INTERNAL"));
   if (create == nullptr || major != wanted) {
     const std::string found = major > 0 ? "It is version " + std::to_string(major) + "." : "It is something else.";
-    dlclose(library);
+    close_library(library);
     throw Failure(CAPSEDGE_ENVIRONMENT,
                   "The library opened as " + title + " is not " + title + " " + std::to_string(wanted) + ".", found,
                   places.install);
   }
   auto* const opened = new TensorRt();
   opened->create = create;
-  opened->path = file_of(reinterpret_cast<const void*>(create));
+  opened->path = file_of_address(reinterpret_cast<const void*>(create));
   opened->version = std::to_string(major);
   for (const char* part : {"Minor", "Patch", "Build"})
     opened->version += "." + std::to_string(number((std::string("getInferLib") + part + "Version").c_str()));
@@ -133,10 +130,10 @@ TensorRt& tensorrt(bool portable, const std::string& named) {
 }
 
 std::string find_plugin() {
-  const char* const named = trusted_variable(kPluginVariable);
-  if (named != nullptr && *named != '\0') {
+  const std::string named = trusted_variable(kPluginVariable);
+  if (!named.empty()) {
     if (!is_file(named))
-      throw Failure(CAPSEDGE_ENVIRONMENT, std::string("The TensorRT plugin library ") + named + " does not exist.",
+      throw Failure(CAPSEDGE_ENVIRONMENT, "The TensorRT plugin library " + named + " does not exist.",
                     std::string("The environment variable ") + kPluginVariable + " names it.",
                     "Correct the variable, or unset it.");
     return named;
