@@ -21,7 +21,7 @@ PAGE := capsedge/deploy/site/index.html
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-slow test-nvidia test-ray test-gpu test-gpu-code test-cuda-provider bench-serve runtimes web test-web wheels cuda-wheel test-wheel test-release test-arm docs conformance fuzz mutants native-builds cuda lint format clean
+.PHONY: help demo test test-all test-slow test-nvidia test-ray test-gpu test-gpu-code test-cuda-provider bench-serve runtimes web test-web wheels wheels-all cuda-wheel test-wheel test-windows-build test-wine test-release test-arm docs conformance fuzz mutants native-builds cuda lint format clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -119,9 +119,13 @@ test-gpu-code: $(READY) ## Execute nvcc's code for the CUDA kernels on the CPU, 
 native-builds: $(READY) ## Test sanitizer, old x86 and ARM builds of the kernels (needs g++-aarch64-linux-gnu, qemu-user)
 	$(BIN)/python -m pytest tests/native -m slow
 
-wheels: $(DEMO) web cuda ## Build the page, the CUDA kernels, the source archive and all wheels in dist/
+wheels: $(DEMO) web cuda ## Build the page, the CUDA kernels, the source archive and the wheels for Linux in dist/
 	$(BIN)/python $(INSTALL) 'capsedge[release]'
 	$(BIN)/python -m tools.wheels
+
+wheels-all: $(DEMO) web cuda ## Build what `make wheels` builds, and the wheels for other systems
+	$(BIN)/python $(INSTALL) 'capsedge[release]'
+	$(BIN)/python -m tools.wheels --all
 
 cuda-wheel: $(DEMO) cuda ## Build the wheel capsedge-cuda alone, in dist/ (TensorRT's headers: CAPSEDGE_TENSORRT_INCLUDE)
 	$(BIN)/python $(INSTALL) 'capsedge[release]'
@@ -130,6 +134,16 @@ cuda-wheel: $(DEMO) cuda ## Build the wheel capsedge-cuda alone, in dist/ (Tenso
 test-wheel: $(READY) $(PAGE) ## Build the wheel for this processor, install it in an environment of its own, compare it with the local build
 	$(BIN)/python $(INSTALL) 'capsedge[release]'
 	CAPSEDGE_REQUIRE_RELEASE=1 $(BIN)/python -m pytest -n 0 -m slow tests/release/test_native_wheel.py
+
+test-windows-build: $(READY) $(PAGE) ## Build the wheel for Windows, check what its libraries export and need; runs nothing of it
+	$(BIN)/python $(INSTALL) 'capsedge[release]'
+	CAPSEDGE_REQUIRE_RELEASE=1 $(BIN)/python -m pytest -n 0 -m slow tests/release/test_windows_wheel.py
+
+test-wine: $(READY) $(PAGE) ## Run the wheel for Windows in Wine, compare it with Linux; installs Wine (Debian) and a Windows Python
+	tools/wine.sh
+	$(BIN)/python $(INSTALL) 'capsedge[release]'
+	$(BIN)/python -m tools.wine
+	CAPSEDGE_REQUIRE_RELEASE=1 $(BIN)/python -m pytest -n 0 -m slow tests/wine
 
 test-release: $(READY) $(PAGE) cuda ## Build a release and test what is in it, on every Python of this machine; asks the package index
 	$(BIN)/python $(INSTALL) 'capsedge[release]'

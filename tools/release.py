@@ -46,10 +46,10 @@ def distributions(folder: Path) -> list[Path]:
 
 
 def check_distributions(found: list[Path], version: str) -> None:
-    """Check names, metadata (twine) and the platform tags (auditwheel).
+    """Check names, metadata (twine) and the platform tags (`wheels.judged_tag`).
 
     Raises:
-        SystemExit: a distribution is missing, has another version, or does not match its name.
+        SystemExit: a distribution is missing, has another version, or its libraries do not match its name.
     """
     if len(found) != len(wheels.KINDS):
         raise SystemExit(f"error: {len(wheels.KINDS)} distributions wanted, {len(found)} made")
@@ -57,15 +57,14 @@ def check_distributions(found: list[Path], version: str) -> None:
         if not re.match(rf"capsedge(_cuda)?-{re.escape(version)}(-|\.tar)", file.name):
             raise SystemExit(f"error: {file.name} is not of version {version}")
     print(_python("twine", "check", "--strict", *found), end="")
-    for processor in wheels.PROCESSORS:
-        tag = wheels.platform_tag(processor)
+    for tag in wheels.TAGS.values():
         (wheel,) = (file for file in found if file.name.endswith(f"{tag}.whl"))
         if wheels.judged_tag(wheel) != tag:
             raise SystemExit(
-                f"error: auditwheel does not agree with the tag of {wheel.name}: it finds "
+                f"error: the libraries of {wheel.name} do not agree with its tag: they need "
                 f"{wheels.judged_tag(wheel)}"
             )
-        print(f"{wheel.name}: auditwheel agrees")
+        print(f"{wheel.name}: its libraries agree with its tag")
 
 
 def check_speed(found: list[Path]) -> None:
@@ -74,7 +73,7 @@ def check_speed(found: list[Path]) -> None:
     Raises:
         SystemExit: a bundled model is slower than `benchmarks.wheel` allows.
     """
-    tag = wheels.platform_tag(platform.machine())
+    tag = wheels.TAGS.get(platform.machine(), "none")
     for wheel in (file for file in found if file.name.endswith(f"{tag}.whl")):
         print(_python("benchmarks.wheel", wheel), end="")
 

@@ -1,9 +1,11 @@
 """Build the distributions: source archive, wheels with and without libraries, the CUDA kernels.
 
-    make wheels                             # all of them, in dist/
+    make wheels                             # those for Linux, and those without libraries, in dist/
+    make wheels-all                         # those for the other systems too
     python -m tools.wheels pure x86_64      # some of them
 
-The libraries are compiled by zig's Clang for glibc 2.17 (2012), for both processors on one machine. A wheel
+The libraries are compiled by zig's Clang on one machine: for Linux with glibc 2.17 (2012) on both processors,
+and for Windows 10 and later on x86-64, whose libraries `tools/pe.py` judges. A wheel
 for this machine's processor is refused if its kernels choose other SIMD levels here than the local build's:
 without vectors it would compute the same, many times slower. The wheel without libraries (``py3-none-any``)
 serves every other platform: models run there through the function bodies in their files. The CUDA kernels
@@ -27,25 +29,32 @@ from pathlib import Path
 from capsedge.deploy.web import built_page
 from capsedge.errors import EnvironmentProblem
 from capsedge.runtime.backends import native_library
-from tools import cuda_wheel, zig
+from tools import cuda_wheel, pe, zig
 
 ROOT = Path(__file__).resolve().parent.parent
 DIST = ROOT / "dist"
 PROCESSORS = zig.PROCESSORS
-KINDS = ("sdist", "pure", *PROCESSORS, "cuda")
-
-
-def platform_tag(processor: str) -> str:
-    """The tag that PEP 600 gives to a wheel for this processor and C library."""
-    return f"manylinux_{zig.GLIBC[0]}_{zig.GLIBC[1]}_{processor}"
+OTHER_SYSTEMS = (zig.WINDOWS,)  # built by `make wheels-all` and for a release
+LINUX = ("sdist", "pure", *PROCESSORS, "cuda")
+KINDS = (*LINUX, *OTHER_SYSTEMS)
+TAGS = {
+    # As PEP 600 names a processor and a C library.
+    **{p: f"manylinux_{zig.GLIBC[0]}_{zig.GLIBC[1]}_{p}" for p in PROCESSORS},
+    zig.WINDOWS: "win_amd64",
+}
 
 
 def judged_tag(wheel: Path) -> str:
-    """The platform tag that auditwheel gives to a wheel by what its libraries need.
+    """The platform tag that a wheel deserves by what its libraries need: auditwheel's, or ours for Windows.
 
     Raises:
+        SystemExit: its Windows libraries would not load everywhere, or export the wrong functions.
         subprocess.CalledProcessError: it is not a wheel with libraries.
     """
+    if wheel.stem.endswith(TAGS[zig.WINDOWS]):
+        if found := pe.wheel_problems(wheel):
+            raise SystemExit("\n".join([f"error: {wheel.name} is not usable:", *found]))
+        return TAGS[zig.WINDOWS]
     said = subprocess.run(
         [sys.executable, "-m", "auditwheel", "show", str(wheel)],
         capture_output=True, encoding="utf-8", check=True,
@@ -118,19 +127,20 @@ def _build(folder: Path, *arguments: str, **environment: str) -> Path:
     return made
 
 
-def _with_libraries(folder: Path, processor: str) -> Path:
+def _with_libraries(folder: Path, kind: str) -> Path:
     """A wheel with cross-compiled libraries; its tag states what they need."""
     made = _build(
         folder,
         "--wheel",
         f"-Ccmake.toolchain-file={zig.TOOLCHAIN}",
-        **zig.variables(processor),
+        **zig.variables(kind),
     )
-    tag = platform_tag(processor)
-    _run(sys.executable, "-m", "wheel", "tags", "--remove", "--platform-tag", tag, made)
+    _run(sys.executable, "-m", "wheel", "tags", "--remove", "--platform-tag", TAGS[kind], made)
     (tagged,) = folder.iterdir()
-    if processor == platform.machine():
+    if kind == platform.machine():
         check_levels(tagged)
+    if kind == zig.WINDOWS:
+        judged_tag(tagged)
     return tagged
 
 
@@ -142,8 +152,8 @@ def make(kind: str, target: Path = DIST) -> Path:
         target: folder into which it is moved when complete.
 
     Raises:
-        SystemExit: zig is missing, the wheel has other SIMD levels than the local build, or the CUDA
-            kernels are not compiled.
+        SystemExit: zig is missing, the wheel has other SIMD levels than the local build, its libraries
+            do not suit Windows, or the CUDA kernels are not compiled.
         subprocess.CalledProcessError: the build failed; its output is on stderr.
     """
     with tempfile.TemporaryDirectory(prefix="capsedge-wheel-") as name:
@@ -168,14 +178,16 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument(
-        "kinds", nargs="*", metavar="KIND", help=f"of {', '.join(KINDS)}; all by default"
-    )
+        "kinds", nargs="*", metavar="KIND",
+        help=f"of {', '.join(KINDS)} (default: {', '.join(LINUX)})",
+    )  # fmt: skip
+    parser.add_argument("--all", action="store_true", help="those for other systems too")
     parser.add_argument("--into", type=Path, default=DIST, help="folder (default: dist)")
     options = parser.parse_args()
     unknown = set(options.kinds) - set(KINDS)
     if unknown:
         parser.error(f"unknown: {', '.join(sorted(unknown))}; known: {', '.join(KINDS)}")
-    kinds = options.kinds or KINDS
+    kinds = options.kinds or (KINDS if options.all else LINUX)
     try:
         if set(kinds) - {"cuda"}:
             built_page()

@@ -53,7 +53,7 @@ def find(folder: Path, kind: str) -> Path:
         "pure": "capsedge-*-none-any.whl",
         "cuda": "capsedge_cuda-*.whl",
     }
-    patterns |= {p: f"*manylinux*_{p}.whl" for p in wheels.PROCESSORS}
+    patterns |= {kind: f"capsedge-*{tag}.whl" for kind, tag in wheels.TAGS.items()}
     found = sorted(folder.glob(patterns[kind]))
     assert len(found) == 1, f"{folder} has {len(found)} files {patterns[kind]}: one was expected"
     return found[0]

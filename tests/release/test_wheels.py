@@ -20,12 +20,16 @@ from capsedge.runtime.backends.cuda import load_cuda
 from tests.conftest import ROOT
 from tests.release import interpreters
 from tests.release.environments import SAMPLE, answers, environment, label, without_variables
-from tools import cuda_wheel, release, wheels
+from tools import cuda_wheel, pe, release, wheels, zig
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
-LIBRARIES = {
+LINUX = {
     "capsedge/runtime/_native/libcapsedge_ort.so",
     "capsedge/runtime/_native/lib/libcapsedge.so",
+}
+LIBRARIES = {
+    **dict.fromkeys(wheels.PROCESSORS, LINUX),
+    zig.WINDOWS: {*pe.LIBRARIES, pe.IMPORT_LIBRARY},
 }
 
 
@@ -37,11 +41,11 @@ def names(wheel: Path) -> set[str]:
 def test_the_wheels_hold_the_same_but_for_the_libraries(made: dict[str, Path]) -> None:
     plain = {n for n in names(made["pure"]) if ".dist-info/" not in n}
     assert not any("/_native/" in n or n.endswith((".so", ".cpp")) for n in plain)
-    for processor in wheels.PROCESSORS:
-        full = {n for n in names(made[processor]) if ".dist-info/" not in n}
+    for kind, libraries in LIBRARIES.items():
+        full = {n for n in names(made[kind]) if ".dist-info/" not in n}
         assert plain < full
         assert all("/_native/" in n for n in full - plain)
-        assert full >= LIBRARIES
+        assert full >= libraries
 
 
 def test_the_source_archive_holds_what_a_build_needs(made: dict[str, Path]) -> None:
@@ -57,7 +61,7 @@ def page() -> set[str]:
     return {f"{folder}/{name}" for name in built_page()}
 
 
-@pytest.mark.parametrize("kind", ["pure", *wheels.PROCESSORS])
+@pytest.mark.parametrize("kind", ["pure", *wheels.TAGS])
 def test_the_page_is_in_every_wheel(made: dict[str, Path], kind: str) -> None:
     assert page() <= names(made[kind])
 
@@ -76,9 +80,9 @@ def test_a_release_lists_what_is_installed_with_it(made: dict[str, Path]) -> Non
     assert str(Path.home()) not in bill.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("processor", wheels.PROCESSORS)
-def test_auditwheel_agrees_with_the_tag(made: dict[str, Path], processor: str) -> None:
-    assert wheels.judged_tag(made[processor]) == wheels.platform_tag(processor)
+@pytest.mark.parametrize("kind", wheels.TAGS)
+def test_the_libraries_agree_with_the_tag(made: dict[str, Path], kind: str) -> None:
+    assert wheels.judged_tag(made[kind]) == wheels.TAGS[kind]
 
 
 # Options and judged paths of every verb: how annotations are read differs between versions of Python.

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "capsedge.h"
+#include "names.h"
 #include "picture.h"
 
 /* Prints and releases an error; returns 1 if there was one. */
@@ -74,6 +75,7 @@ static int classify(capsedge_session* session, capsedge_prediction* prediction, 
 }
 
 int main(int count, char** words) {
+  words = names_of(count, words);
   const int on_gpu = count > 1 && strcmp(words[1], "--gpu") == 0;
   words += on_gpu;
   count -= on_gpu;

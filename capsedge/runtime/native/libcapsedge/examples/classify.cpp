@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "capsedge.hpp"
+#include "names.h"
 #include "picture.h"
 
 namespace {
@@ -51,6 +52,7 @@ int complain(const capsedge::Error& error) {
 }  // namespace
 
 int main(int count, char** words) {
+  words = names_of(count, words);
   capsedge::PredictOptions options;
   int at = 1;
   for (; at < count && words[at][0] == '-'; ++at) {

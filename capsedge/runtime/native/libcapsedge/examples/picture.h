@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "capsedge.h"
+#include "names.h"
 
 typedef struct picture {
   void* pixels; /* free() it */
@@ -73,7 +74,7 @@ static const char* picture_pnm(FILE* file, int channels, picture* image) {
 /* NULL on success, otherwise the reason for the failure, and no picture. */
 static const char* picture_read(const char* path, picture* image) {
   memset(image, 0, sizeof *image);
-  FILE* const file = fopen(path, "rb");
+  FILE* const file = open_to_read(path);
   if (file == NULL) return "the file cannot be read";
   const int first = fgetc(file), second = fgetc(file);
   const int pnm = first == 'P' && (second == '5' || second == '6');

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "capsedge.h"
+#include "names.h"
 
 static void check(capsedge_status* status) {
   if (status == NULL) return;
@@ -20,7 +21,7 @@ static void print_port(const char* kind, const capsedge_port* port) {
 
 /* The bytes may come from anywhere: a file, a flash partition, the program's own data. */
 static capsedge_session* open_file(const char* path) {
-  FILE* const file = fopen(path, "rb");
+  FILE* const file = open_to_read(path);
   if (file == NULL) {
     fprintf(stderr, "error: %s cannot be read\n", path);
     exit(CAPSEDGE_USAGE);
@@ -119,6 +120,7 @@ static void draw(capsedge_session* session) {
 }
 
 int main(int count, char** words) {
+  words = names_of(count, words);
   if (count != 2) {
     fprintf(stderr, "usage: tensors MODEL\n");
     return CAPSEDGE_USAGE;
