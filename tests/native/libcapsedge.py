@@ -99,6 +99,19 @@ class Image(ctypes.Structure):
     )
 
 
+class Frame(ctypes.Structure):
+    _fields_ = (
+        _SIZE,
+        ("format", _I32),
+        ("matrix", _I32),
+        ("range", _I32),
+        ("height", _I32),
+        ("width", _I32),
+        ("planes", ctypes.c_void_p * 2),
+        ("strides", _I64 * 2),
+    )
+
+
 class PreprocessingStruct(ctypes.Structure):
     _fields_ = (
         _SIZE,

@@ -426,6 +426,54 @@ CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_prepare(const capsedge_p
                                                                 const capsedge_image* image, int32_t invert,
                                                                 float* values, size_t count);
 
+/* ---- Frames of cameras ---- */
+
+/* The layout of a frame in memory. */
+typedef enum capsedge_frame_format {
+  CAPSEDGE_FRAME_NV12 = 0, /* plane 0: Y; plane 1: pairs of U and V, one for each 2 x 2 pixels */
+  CAPSEDGE_FRAME_YUYV = 1, /* plane 0: Y U Y V for every two pixels of a row; also named YUY2 */
+  CAPSEDGE_FRAME_BGR = 2   /* plane 0: blue, green, red; `matrix` and `range` do not matter */
+} capsedge_frame_format;
+
+/* How Y, U and V were made of red, green and blue. */
+typedef enum capsedge_frame_matrix {
+  CAPSEDGE_MATRIX_BT601 = 0, /* webcams, and video with fewer than 720 lines */
+  CAPSEDGE_MATRIX_BT709 = 1  /* HD video */
+} capsedge_frame_matrix;
+
+/* The values of Y, U and V. */
+typedef enum capsedge_frame_range {
+  CAPSEDGE_RANGE_LIMITED = 0, /* Y from 16 to 235, U and V from 16 to 240 */
+  CAPSEDGE_RANGE_FULL = 1     /* from 0 to 255, as in JPEG */
+} capsedge_frame_range;
+
+/* A frame of the caller. */
+typedef struct capsedge_frame {
+  size_t size;
+  int32_t format; /* capsedge_frame_format */
+  int32_t matrix; /* capsedge_frame_matrix */
+  int32_t range;  /* capsedge_frame_range */
+  int32_t height;
+  int32_t width;
+  const uint8_t* planes[2]; /* the second for NV12 only */
+  int64_t strides[2]; /* bytes from one row of a plane to the next, negative for a frame stored bottom-up; 0: no gaps */
+} capsedge_frame;
+#define CAPSEDGE_FRAME_INIT {sizeof(capsedge_frame), 0, 0, 0, 0, 0, {NULL, NULL}, {0, 0}}
+
+/** A frame as RGB [height, width, 3], the pixels of a capsedge_image. In whole numbers, rounded to the nearest; U and V are
+ * repeated for the pixels that share them. `bytes`: the capacity of `rgb`.
+ * Ownership: all memory is the caller's.
+ * Threads: any. Errors: CAPSEDGE_USAGE for a frame that is wrong, or if `rgb` is too small.
+ *
+ *     static unsigned char yuyv[28 * 28 * 2], rgb[28 * 28 * 3];
+ *     capsedge_frame frame = CAPSEDGE_FRAME_INIT;
+ *     frame.format = CAPSEDGE_FRAME_YUYV;
+ *     frame.height = frame.width = 28;
+ *     frame.planes[0] = yuyv;
+ *     check(capsedge_frame_to_rgb(&frame, rgb, sizeof rgb));
+ */
+CAPSEDGE_API CAPSEDGE_CHECKED capsedge_status* capsedge_frame_to_rgb(const capsedge_frame* frame, uint8_t* rgb, size_t bytes);
+
 /* ---- Predictions ---- */
 
 /* Labels, scores and poses (or values) of a batch of images, and the memory to compute them in, which is reused. */

@@ -122,6 +122,16 @@ inline capsedge_image image(const uint8_t* pixels, int32_t height, int32_t width
   return {pixels, CAPSEDGE_UINT8, height, width, channels, stride};
 }
 
+// A frame of a camera, to be filled in: format, matrix, range, size, planes.
+inline capsedge_frame frame() { return CAPSEDGE_FRAME_INIT; }
+
+// The frame as RGB [height, width, 3], in memory that is reused.
+inline Result<void> to_rgb(const capsedge_frame& frame, std::vector<uint8_t>& pixels) {
+  const size_t rows = frame.height > 0 ? static_cast<size_t>(frame.height) : 0;
+  pixels.resize(frame.width > 0 ? 3 * rows * static_cast<size_t>(frame.width) : 0);
+  return Result<void>(capsedge_frame_to_rgb(&frame, pixels.data(), pixels.size()));
+}
+
 // The result for one image; the memory belongs to the prediction.
 struct ImageResult {
   View<capsedge_label> labels;  // best first

@@ -8,6 +8,7 @@
 #include "capsedge.h"
 #include "support/error.h"
 #include "failure.h"
+#include "frames.h"
 #include "generated/limits.h"
 #include "handles.h"
 #include "open.h"
@@ -333,6 +334,10 @@ capsedge_status* capsedge_prepare(const capsedge_preprocessing* preprocessing, c
     PrepareScratch scratch;
     prepare(p, *image, invert != 0, "the image", scratch, values);
   });
+}
+
+capsedge_status* capsedge_frame_to_rgb(const capsedge_frame* frame, uint8_t* rgb, size_t bytes) {
+  return guarded([&] { frame_to_rgb(read_options(required(frame, "frame"), "capsedge_frame"), rgb, bytes); });
 }
 
 capsedge_status* capsedge_decoder_of(capsedge_session* session, capsedge_decoder* decoder) {
