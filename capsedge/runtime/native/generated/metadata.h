@@ -23,8 +23,8 @@ constexpr char kEscalated[] = "escalated";
 constexpr char kReconstruction[] = "reconstruction";
 
 // Words, in the order of their enumeration; any other text is kUnknown.
-enum class Task { kSingleLabel, kMultiLabel, kRegression, kUnknown };
-constexpr const char* kTaskWords[] = {"single-label", "multi-label", "regression"};
+enum class Task { kSingleLabel, kMultiLabel, kRegression, kSegmentation, kUnknown };
+constexpr const char* kTaskWords[] = {"single-label", "multi-label", "regression", "segmentation"};
 constexpr const auto& words_of(Task) { return kTaskWords; }
 
 enum class Routing { kDynamic, kEm, kAttention, kSelfAttention, kUnknown };
