@@ -9,6 +9,9 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tests.conftest import ROOT
 from tests.runtime.wire import field
 
@@ -113,6 +116,47 @@ def prediction_cases() -> Iterator[PredictionCase]:
             case["pixels"],
             case.get("options", {}),
             {k: v for k, v in case.items() if k not in ("name", "base", "pixels", "options")},
+        )
+
+
+@dataclass(frozen=True)
+class MaskCase:
+    """A segmentation, an image, and its mask.
+
+    Attributes:
+        pixels: grey ``[H, W]``.
+        options: of ``predict``: ``top_k``, ``threshold``.
+        mask: a text for each row: the class of each pixel, ``.`` if unknown; None where it is refused.
+    """
+
+    name: str
+    file: bytes
+    pixels: NDArray[np.uint8]
+    options: dict[str, Any]
+    mask: list[str] | None
+
+    def fault(self, found: NDArray[np.uint8] | None) -> str:
+        """How a mask differs; empty if it does not. None is for a refused image."""
+        rows = None
+        if found is not None:
+            rows = ["".join("." if v == 255 else str(v) for v in row) for row in found]
+        return "" if rows == self.mask else f"{self.name}: {rows} for {self.mask}"
+
+
+def mask_cases() -> Iterator[MaskCase]:
+    """The cases of ``masks.json``."""
+    vectors = read("masks.json")
+    for case in vectors["cases"]:
+        base = vectors["bases"][case["base"]]
+        graph = base64.b64decode(vectors["graphs"][base["graph"]])
+        height, width = case["size"]
+        i = np.arange(height * width)
+        yield MaskCase(
+            f"{case['base']} / {height}x{width} {case.get('options', '')}",
+            graph + b"".join(entry(*each) for each in _properties(base["properties"], {}).items()),
+            ((i * i * 7 + i * 13) >> 3 & 255).astype(np.uint8).reshape(height, width),
+            case.get("options", {}),
+            case.get("mask"),
         )
 
 

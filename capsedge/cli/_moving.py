@@ -18,6 +18,7 @@ from capsedge.errors import CapsedgeError, ExitCode, UsageError
 from capsedge.runtime.files.text import printable
 from capsedge.runtime.runtime_options import RuntimeOptions
 from capsedge.runtime.video.camera import Camera
+from capsedge.runtime.video.drawing import texts
 from capsedge.runtime.video.file import VideoFile
 from capsedge.runtime.video.follow import Pace, PredictedFrame, follow
 from capsedge.runtime.video.frames import camera_device
@@ -169,7 +170,9 @@ class _Playback:
     def _count(self, prediction: Prediction) -> None:
         for value in prediction.values:
             self.ranges.setdefault(value.name, _Range(value.unit)).add(value.value)
-        if not prediction.values:
+        for area in prediction.areas:
+            self.ranges.setdefault(area.name, _Range("%")).add(100 * area.share)
+        if not (prediction.values or prediction.areas):
             self.labels[prediction.label or "-"] += 1
 
     def _show(self, line: dict[str, Any], prediction: Prediction) -> None:
@@ -178,7 +181,9 @@ class _Playback:
         if now - self.shown < (_REFRESH if terminal else _SLOW):
             return
         self.shown = now
-        answer = ", ".join(map(str, prediction.values or prediction.labels)) or "-"
+        answer = (
+            ", ".join(map(str, prediction.values or prediction.labels or texts(prediction))) or "-"
+        )
         where = line.get("image") or f"frame {line['frame']}"
         text = printable(f"{where}: {answer}; {self.pace.rate:.1f} frames per second")
         if terminal:

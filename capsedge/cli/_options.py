@@ -272,7 +272,7 @@ class MetadataOptions(Options):
     )
     task: str | None = option(
         None,
-        "classification (or single-label), multi-label or regression.",
+        "classification (or single-label), multi-label, regression or segmentation.",
         choices=TASK_CHOICES,
         panel=_METADATA_PANEL,
     )

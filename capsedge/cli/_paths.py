@@ -135,6 +135,8 @@ READS_ARRAYS = PathRole(reads=True, named=_arrays)
 READS_LIST = PathRole(reads=True, named=_list)
 WRITES = PathRole(written=lambda path: [path])
 WRITES_FRAMES = PathRole(written=_frames)
+# A folder is known by having no suffix; the verb checks what it writes there.
+WRITES_FILE_OR_FOLDER = PathRole(written=lambda path: [path] if path.suffix else [])
 # Read if it exists, written at the end.
 UPDATES = PathRole(reads=True, check=lambda _: None, written=lambda path: [path])
 KEEPS = PathRole(written=lambda folder: [folder / "sweep-state.json"], creates=True)

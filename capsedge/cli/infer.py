@@ -9,8 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from capsedge.cli import _options, _output
+from capsedge.cli._masks import MaskResults
 from capsedge.cli._options import Argument, grouped
-from capsedge.cli._paths import READS, READS_IMAGES, READS_MODEL_OR_NAME, WRITES, WRITES_FRAMES
+from capsedge.cli._paths import (
+    READS,
+    READS_IMAGES,
+    READS_MODEL_OR_NAME,
+    WRITES,
+    WRITES_FILE_OR_FOLDER,
+    WRITES_FRAMES,
+)
 from capsedge.errors import ExitCode, UsageError
 from capsedge.options import LARGEST_COUNT, Option
 from capsedge.runtime.progress import Progress, silent
@@ -47,10 +55,19 @@ Output = Annotated[
     Option(
         "-o",
         "--output",
-        help="With --inputs: write the outputs to this .npz file. Of moving pictures: a video with what was "
-        "predicted drawn on it (.mp4, .mkv, .mov), lines of JSON (.jsonl), or else a folder of PNG files.",
+        help="With --inputs: write the outputs to this .npz file. For a segmentation: write the mask of each "
+        "image into this folder, as an indexed PNG. Of moving pictures: a video with the predictions drawn in "
+        "(.mp4, .mkv, .mov), lines of JSON (.jsonl), or else a folder of PNG files.",
     ),
     WRITES_FRAMES,
+]
+Overlay = Annotated[
+    Path | None,
+    Option(
+        "--overlay",
+        help="For a segmentation: write each image with its mask over it into this folder.",
+    ),
+    WRITES_FILE_OR_FOLDER,
 ]
 Watch = Annotated[
     bool, Option("--watch", help="Stay, and classify new images of the folder as they arrive.")
@@ -101,10 +118,11 @@ def command(
     invert: Invert = False,
     reconstruct: Reconstruct = None,
     output: Output = None,
+    overlay: Overlay = None,
     watch: Watch = False,
     as_json: _options.Json = False,
 ) -> None:
-    """Classify images, compute the values of a regression, or the outputs for arrays.
+    """Classify or segment images, compute the values of a regression, or the outputs for arrays.
 
     If an image cannot be read, it is reported, the others are classified, and the exit code is 2.
     Of a video, a camera or a watched folder, one frame after another is classified until it ends, or
@@ -119,13 +137,16 @@ def command(
     if is_moving(images or [], watch):
         from capsedge.cli import _moving
 
-        _moving.check_moving(images or [], watch, output, inputs=inputs, reconstruct=reconstruct)
+        _moving.check_moving(
+            images or [], watch, output, inputs=inputs, reconstruct=reconstruct, overlay=overlay
+        )
         chosen = _moving.Choices(top, threshold, invert, output, as_json)
         _moving.infer_moving(images[0], watch, model or [DEFAULT], options, chosen)  # type: ignore[index]
         return
     _check_choice(
-        images, inputs, output, top=top, threshold=threshold, invert=invert, reconstruct=reconstruct
-    )
+        images, inputs, top=top, threshold=threshold, invert=invert, reconstruct=reconstruct,
+        overlay=overlay,
+    )  # fmt: skip
     if inputs is not None:
         _infer_arrays(inputs, model or [], options, output, as_json)
         return
@@ -133,13 +154,18 @@ def command(
     opened = contents(files)
     given = model or [DEFAULT]
     session = load(given if len(given) > 1 else given[0], options)
+    masks = MaskResults.of(session, files, opened, output, overlay)
     with _progress(len(files)) as progress:
         found = classify_files(
             session, files, opened=opened, top_k=top, threshold=threshold, invert=invert,
             reconstruct=reconstruct, failed=_output.log_error, progress=progress,
+            found=masks.take if masks else None,
         )  # fmt: skip
     if as_json:
-        _print_json(session, found, reconstruct)
+        _print_json(session, found, reconstruct, masks)
+    elif masks is not None:
+        masks.print_table(f"{session.name}, {session.ops} operators")
+        masks.log_written()
     elif found.predictions:
         _print_table(session, found)
         if reconstruct is not None:
@@ -158,9 +184,7 @@ def command(
         raise SystemExit(int(ExitCode.USAGE))
 
 
-def _check_choice(
-    images: list[Path] | None, inputs: Path | None, output: Path | None, **of_images: object
-) -> None:
+def _check_choice(images: list[Path] | None, inputs: Path | None, **of_images: object) -> None:
     """Refuse images together with arrays, neither of them, and options that apply to the other."""
     if (inputs is None) == (not images):
         raise UsageError(
@@ -171,12 +195,6 @@ def _check_choice(
             "Name image files, or pass --inputs FILE.npz with an array for each input. The model is --model.",
         )
     if inputs is None:
-        if output is not None:
-            raise UsageError(
-                "--output needs --inputs.",
-                "Predictions of images are printed.",
-                "Use --json for predictions as JSON, or `capsedge batch` for a table of them.",
-            )
         return
     for name, value in of_images.items():
         if value:
@@ -287,7 +305,12 @@ def _progress(count: int) -> Iterator[Progress]:
         yield update
 
 
-def _print_json(session: Session | Ensemble, found: Classified, reconstruct: Path | None) -> None:
+def _print_json(
+    session: Session | Ensemble,
+    found: Classified,
+    reconstruct: Path | None,
+    masks: MaskResults | None,
+) -> None:
     files = list(map(str, session.paths))
     lines: list[dict[str, Any]] = []
     for number, file in enumerate(found.files):
@@ -295,6 +318,8 @@ def _print_json(session: Session | Ensemble, found: Classified, reconstruct: Pat
         if number in found.errors:
             error = found.errors[number]
             line |= {"error": error.what, "why": error.why, "fix": error.fix}
+        elif masks is not None:
+            line |= masks.values[number]
         else:
             line |= found.predictions[number].to_dict()
         if number in found.drawn:

@@ -15,6 +15,7 @@ from torch import Tensor
 from capsedge.errors import UsageError
 from capsedge.exporters.flat_module import AddedScores, Flat
 from capsedge.exporters.subject import Subject
+from capsedge.runtime.metadata.map_scores import choose_maps
 from capsedge.runtime.metadata.metadata import ModelMetadata, Outputs, Preprocessing
 from capsedge.runtime.metadata.scores import AS_IT_IS, CAPSULES, ChosenScores, choose_scores
 from capsedge.runtime.score_checks import kind_of, probes
@@ -25,7 +26,7 @@ from capsedge.runtime.user_metadata import (
     preprocessing_for,
     task_of,
 )
-from capsedge.spec.vocabularies import LENGTHS, REGRESSION
+from capsedge.spec.vocabularies import LENGTHS, REGRESSION, SEGMENTATION
 
 
 def with_scores(
@@ -61,6 +62,11 @@ def with_scores(
             command=f"Choose one of them: --describe scores={next(iter(outputs))}.",
         )
     names = description.class_names if description.class_names is not None else declared.class_names
+    if task_of(description, declared) == SEGMENTATION:
+        inside = {name: value[images.inside] for name, value in outputs.items()}
+        maps = choose_maps(inside, sizes, len(names), named)
+        roles = Outputs(scores=maps.output, kind=given.kind or maps.kind)
+        return _stated(subject, description, roles, ChosenScores(maps.reason), SEGMENTATION)
     choice = choose_scores(
         {named: outputs[named]} if named else outputs,
         len(names),
@@ -89,7 +95,15 @@ def with_scores(
     sized = outputs[choice.poses].shape[1:2] if choice.poses else ()
     poses = choice.poses if sized == (choice.classes,) else ""
     roles = Outputs(scores=scores, kind=kind, poses=given.poses or poses)
-    declared = dataclasses.replace(declared, outputs=roles, chosen_scores=chosen)
+    return _stated(subject, description, roles, chosen, declared.task)
+
+
+def _stated(
+    subject: Subject, description: Description, roles: Outputs, chosen: ChosenScores, task: str
+) -> tuple[Subject, Description]:
+    """Subject and description with the outputs that were chosen."""
+    assert subject.metadata is not None  # a described network has it
+    declared = dataclasses.replace(subject.metadata, task=task, outputs=roles, chosen_scores=chosen)
     subject = dataclasses.replace(subject, metadata=declared)
     return subject, dataclasses.replace(description, outputs=roles)
 

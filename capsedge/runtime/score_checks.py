@@ -108,7 +108,12 @@ def score_warnings(session: Session) -> tuple[str, ...]:
     There are none for a file without scores, or without metadata, whose inputs are unknown.
     """
     name, metadata = session.roles.scores, session.metadata
-    if name is None or metadata is None or not session.inputs[0].dtype.startswith("float"):
+    if (
+        session.roles.segmentation
+        or name is None
+        or metadata is None
+        or not session.inputs[0].dtype.startswith("float")
+    ):
         return ()
     images, probed = run_probes(session, metadata.preprocessing)
     task = CLASSIFICATION[1] if session.roles.multi_label else CLASSIFICATION[0]

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from capsedge.errors import ArtefactError, CapsedgeError, UsageError
 from capsedge.runtime.load import load_bytes
+from capsedge.runtime.metadata.map_scores import choose_maps
 from capsedge.runtime.metadata.metadata import (
     FusedRouting,
     ModelMetadata,
@@ -31,7 +32,15 @@ from capsedge.runtime.session.session import Session
 from capsedge.spec import limits
 from capsedge.spec.fields import PREFIX
 from capsedge.spec.operators import DOMAIN, ROUTING_OPERATORS
-from capsedge.spec.vocabularies import CLASSIFICATION, LENGTHS, LOGITS, POSES, REGRESSION, TASKS
+from capsedge.spec.vocabularies import (
+    CLASSIFICATION,
+    LENGTHS,
+    LOGITS,
+    POSES,
+    REGRESSION,
+    SEGMENTATION,
+    TASKS,
+)
 
 NAMED = "named by the user"
 _KIND_BY_NAME = {LENGTHS: "length", LOGITS: "logits"}
@@ -46,7 +55,8 @@ class Description:
     Attributes:
         class_names: one per class.
         preprocessing: how an image becomes the input; a mapping changes some of its fields.
-        task: ``single-label``, ``multi-label`` or ``regression``; ``classification`` is ``single-label``.
+        task: ``single-label``, ``multi-label``, ``regression`` or ``segmentation``; ``classification`` is
+            ``single-label``.
         outputs: which outputs hold scores, poses or values; for a regression the names and units of the
             values, where a single unit stands for all.
         typical: images as in training (`capsedge.datasets.typical_input_from`): for an image unlike all of
@@ -98,6 +108,9 @@ class DescribedModel:
             where = f"{len(m.class_names)} classes"
         elif m.task == REGRESSION:
             where = f"{', '.join(m.outputs.names[:16])} in {', '.join(m.outputs.values[:16])}"
+        elif m.task == SEGMENTATION:
+            names = f"{len(m.class_names)} classes" if m.class_names else "classes without names"
+            where = f"{names} of pixels, scores ({m.outputs.kind}) in {m.outputs.scores}"
         else:
             kinds = {"length": "lengths", "probability": "probabilities"}
             poses = f"poses in {m.outputs.poses}" if m.outputs.poses else "no poses"
@@ -226,6 +239,9 @@ def metadata_for(
             outputs: Outputs | None = _values(
                 description.outputs, base.outputs, probed, len(images.images)
             )
+        elif task == SEGMENTATION:
+            names = _classes(description, base)
+            outputs, chosen = _maps(description.outputs, base, len(names), probed, images)
         else:
             names = _classes(description, base)
             scored = _scores(description.outputs, base, names, probed, images)
@@ -316,7 +332,7 @@ def task_of(description: Description, base: ModelMetadata) -> str:
     """The task that a description gives a network."""
     task = description.task
     if task is None and description.class_names is not None:
-        task = base.task if base.task in CLASSIFICATION else CLASSIFICATION[0]
+        task = base.task if base.task != REGRESSION else CLASSIFICATION[0]
     if task is None and description.outputs is not None:
         task = REGRESSION if description.outputs.names or description.outputs.values else None
     task = CLASSIFICATION[0] if task == "classification" else task or base.task
@@ -403,6 +419,25 @@ def _scores(
     ):
         return _Scored(scores, kind, None, chosen)
     return _Scored(scores, kind, outputs, chosen)
+
+
+def _maps(
+    requested: Outputs | None, base: ModelMetadata, classes: int, probed: Arrays, images: Probes
+) -> tuple[Outputs, ChosenScores | None]:
+    """The output of a segmentation, and why it was chosen."""
+    requested = requested or Outputs()
+    stated = base.outputs if base.task == SEGMENTATION else None
+    if requested.poses:
+        raise ValueError("a segmentation has no output for poses")
+    name = requested.scores or (stated.scores if stated else "")
+    if name:
+        _output(probed, name, len(images.images))
+    inside = {each: value[images.inside] for each, value in probed.items() if value.ndim}
+    choice = choose_maps(inside, images.images.shape[1:], classes, name)
+    same = stated is not None and stated.scores == choice.output
+    kind = requested.kind or (stated.kind if stated and same else choice.kind)
+    chosen = base.chosen_scores if same else ChosenScores(choice.reason)
+    return Outputs(scores=choice.output, kind=kind), chosen
 
 
 def _posed(probed: Arrays, name: str, scores: NDArray[Any]) -> bool:

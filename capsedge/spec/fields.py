@@ -25,6 +25,8 @@ REQUIRED: Any = _Required()
 LEAST_SIDE = 3
 # A score from which a class applies, between the margins of the margin loss (Sabour et al. 2017, eq. 4).
 CONFIDENT = 0.5
+# In a mask: of a pixel that the network did not see. So a mask has at most this many classes.
+UNKNOWN = 255
 # What `build` writes besides engines: kinds in the description of a folder of C, and of WebAssembly.
 C_KIND, WASM_KIND = "capsedge-c", "capsedge-wasm"
 COMPILED_SCHEMA = 1  # version of these descriptions
@@ -85,7 +87,10 @@ _PREPROCESSING = (
 )
 _OUTPUTS = (
     MetadataField(
-        "scores", "string", "the output that decides the class; empty for a regression", ""
+        "scores",
+        "string",
+        "the output that decides the class, for a segmentation that of each pixel; empty for a regression",
+        "",
     ),
     MetadataField("kind", "string", "kind of the scores: `length`, `logits` or `probability`", ""),
     MetadataField(
@@ -277,7 +282,8 @@ FIELDS = (
     MetadataField(
         "class_names",
         "strings",
-        "names of the classes; empty if they have none, and for a regression",
+        "names of the classes; empty if they have none, and for a regression; two, background and "
+        "foreground, for a segmentation with one map of scores",
     ),
     MetadataField(
         "preprocessing",
@@ -287,7 +293,10 @@ FIELDS = (
         members=_PREPROCESSING,
     ),
     MetadataField(
-        "task", "string", "`single-label`, `multi-label` or `regression`", "single-label"
+        "task",
+        "string",
+        "`single-label`, `multi-label`, `regression` or `segmentation`",
+        "single-label",
     ),
     MetadataField("precision", "string", "`fp32`, `fp16`, `int8` or `mixed`", "fp32"),
     MetadataField("calibration", "values", "how a quantized file was calibrated and judged", {}),

@@ -9,7 +9,8 @@ from typing import Literal, get_args
 
 CLASSIFICATION = ("single-label", "multi-label")
 REGRESSION = "regression"
-TASKS = (*CLASSIFICATION, REGRESSION)
+SEGMENTATION = "segmentation"
+TASKS = (*CLASSIFICATION, REGRESSION, SEGMENTATION)
 ROUTINGS = ("dynamic", "em", "attention", "self-attention")
 PRECISIONS = ("fp32", "fp16", "int8", "mixed")
 RESIZE_RULES = ("stretch", "pad", "crop", "center")

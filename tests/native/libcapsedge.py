@@ -163,6 +163,9 @@ class Result(ctypes.Structure):
         ("value_count", ctypes.c_size_t),
         ("atypical", _TEXT),
         ("escalated", _I32),
+        ("mask", ctypes.POINTER(ctypes.c_uint8)),
+        ("mask_height", _I32),
+        ("mask_width", _I32),
     )
 
 
@@ -491,4 +494,7 @@ def _result(prediction: ctypes.c_void_p, index: int) -> dict[str, Any]:
         "values": found.values[: found.value_count] if found.value_count else [],
         "atypical": (found.atypical or b"").decode(),
         "escalated": {-1: None, 0: False, 1: True}[found.escalated],
+        "mask": np.array(found.mask[:pixels], np.uint8).reshape(found.mask_height, -1)
+        if (pixels := found.mask_height * found.mask_width)
+        else None,
     }

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
@@ -75,6 +76,20 @@ def _answer(case: vectors.PredictionCase) -> dict[str, Any]:
         "poses": found["poses"].ravel().tolist(),
         "values": [[name, v, unit] for (name, unit), v in zip(names, found["values"], strict=True)],
     }
+
+
+def test_masks() -> None:
+    assert not [fault for case in vectors.mask_cases() if (fault := case.fault(_mask(case)))]
+
+
+def _mask(case: vectors.MaskCase) -> NDArray[np.uint8] | None:
+    try:
+        (found,) = Session(case.file).predict([case.pixels[..., None]], **case.options)
+    except Failed as failed:
+        assert failed.code == USAGE
+        return None
+    mask: NDArray[np.uint8] = found["mask"]
+    return mask
 
 
 def _fault(case: vectors.MetadataCase) -> str:

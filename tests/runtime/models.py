@@ -180,6 +180,39 @@ def foreign_model(
     return model
 
 
+def segmentation_model(
+    shape: Sequence[int], *, properties: dict[str, str] | None = None, kind: str = "Identity"
+) -> onnx.ModelProto:
+    """A convolution of one channel whose output ``mask`` has the given shape for an image: ``[H, W]``,
+    ``[maps, H, W]`` or, of images with the channel last, ``[H, W, 1]``."""
+    last = len(shape) == 3 and shape[2] == 1
+    maps = shape[0] if len(shape) == 3 and not last else 1
+    height, width = shape[:2] if last else shape[-2:]
+    weight = np.random.default_rng(7).standard_normal((maps, 1, 3, 3)).astype(np.float32)
+    initializers = [
+        numpy_helper.from_array(weight, "weight"),
+        numpy_helper.from_array(np.array([-1, 1, height, width]), "planes"),
+        numpy_helper.from_array(np.array([-1, *shape]), "shape"),
+    ]
+    nodes = [
+        helper.make_node("Reshape", ["images", "planes"], ["grey"]),
+        helper.make_node("Conv", ["grey", "weight"], ["maps"], pads=[1, 1, 1, 1]),
+        helper.make_node(kind, ["maps"], ["made"]),
+        helper.make_node("Reshape", ["made", "shape"], ["mask"]),
+    ]
+    image = [height, width, 1] if last else [1, height, width]
+    graph = helper.make_graph(
+        nodes,
+        "segmentation",
+        [helper.make_tensor_value_info("images", TensorProto.FLOAT, ["N", *image])],
+        [helper.make_tensor_value_info("mask", TensorProto.FLOAT, ["N", *shape])],
+        initializers,
+    )
+    model = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 18)])
+    helper.set_model_props(model, properties or {})
+    return model
+
+
 def save(model: onnx.ModelProto, path: Path) -> Path:
     """Write the file; returns its path."""
     path.write_bytes(model.SerializeToString())

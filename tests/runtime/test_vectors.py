@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.runtime.files.text import printable
@@ -70,6 +71,18 @@ def _answer(case: vectors.PredictionCase) -> dict[str, Any]:
         "poses": found.poses.ravel().tolist(),
         "values": [[each.name, each.value, each.unit] for each in found.values],
     }
+
+
+def test_masks() -> None:
+    assert not [fault for case in vectors.mask_cases() if (fault := case.fault(_mask(case)))]
+
+
+def _mask(case: vectors.MaskCase) -> NDArray[np.uint8] | None:
+    try:
+        with load_bytes(case.file, threads=1) as session:
+            return session.predict(case.pixels, **case.options)[0].mask
+    except UsageError:
+        return None
 
 
 def test_numbers_are_the_same_in_every_language() -> None:

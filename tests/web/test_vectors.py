@@ -48,6 +48,11 @@ def test_predictions(compiled: Path) -> None:
     assert cases(compiled, "predict") > 60
 
 
+@pytest.mark.thorough
+def test_masks(compiled: Path) -> None:
+    assert cases(compiled, "segment") > 60
+
+
 def cases(compiled: Path, part: str) -> int:
     """Run a part; the number of its cases."""
     *faults, summary = run(compiled, part)

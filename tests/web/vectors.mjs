@@ -13,7 +13,7 @@ import { checkedPreprocessing } from "./capsedge/dist/preprocessing.js";
 import { printable } from "./capsedge/dist/text.js";
 
 const METADATA = 14; // the field of ModelProto
-const [, , folder, part] = process.argv; // part: `read`, or `predict`, which runs the files
+const [, , folder, part] = process.argv; // part: `read`; or `predict` or `segment`, which run files
 const read = (name) => JSON.parse(readFileSync(`${folder}/${name}`, "utf8"));
 
 /** A text, or its parts, of which `[part, count]` stands `count` times. */
@@ -254,5 +254,32 @@ async function predictAll() {
   }
 }
 
-await (part === "predict" ? predictAll() : readAll());
+/** The rows of a mask as text, `.` for an unknown pixel; null where the image or an option is refused. */
+async function maskOf(session, [height, width], { top_k: top, threshold }) {
+  const data = Uint8Array.from({ length: height * width }, (_, i) => Math.floor((i * i * 7 + i * 13) / 8) & 255);
+  try {
+    const { mask } = await session.predict({ data, width, height, channels: 1 }, { top, threshold });
+    const row = (y) => [...mask.data.subarray(y * width, (y + 1) * width)].map((v) => (v === 255 ? "." : v)).join("");
+    return Array.from({ length: mask.height }, (_, y) => row(y));
+  } catch (error) {
+    if (error.code !== "input") throw error;
+    return null;
+  }
+}
+
+async function segmentAll() {
+  const masks = read("masks.json");
+  const ort = await import("onnxruntime-web");
+  for (const { base, size, options, mask } of masks.cases) {
+    const { graph, properties: stated } = masks.bases[base];
+    const data = described(masks.graphs[graph], properties(stated, {}));
+    const session = await load(data, { runtime: ort, threads: 1 });
+    const found = JSON.stringify(await maskOf(session, size, options ?? {}));
+    const wanted = JSON.stringify(mask ?? null);
+    check(`masks.json / ${base} / ${size} ${JSON.stringify(options)}`, found === wanted ? "" : `${found} for ${wanted}`);
+    await session.close();
+  }
+}
+
+await { predict: predictAll, segment: segmentAll, read: readAll }[part]();
 console.log([...faults, `${count} cases`].join("\n"));

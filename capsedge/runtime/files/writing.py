@@ -69,8 +69,9 @@ def check_writable(target: Path | str) -> None:
 
 # Suffixes of files that this package or its users write; a folder of such a name is a mistake.
 _OF_FILES = frozenset((
-    ".c", ".csv", ".engine", ".h", ".html", ".js", ".json", ".jsonl", ".mjs", ".onnx", ".parquet", ".png",
-    ".pt", ".pth", ".safetensors", ".svg", ".tar", ".ts", ".txt", ".wasm", ".yaml", ".yml", ".zip",
+    ".avi", ".c", ".csv", ".engine", ".gif", ".h", ".html", ".jpeg", ".jpg", ".js", ".json", ".jsonl", ".mjs",
+    ".mkv", ".mov", ".mp4", ".onnx", ".parquet", ".png", ".pt", ".pth", ".safetensors", ".svg", ".tar", ".ts",
+    ".txt", ".wasm", ".webm", ".yaml", ".yml", ".zip",
 ))  # fmt: skip
 
 
@@ -229,6 +230,8 @@ def writable_errors(target: Path | str, what: str = "") -> Iterator[None]:
     try:
         os.fsencode(target)
         yield
+    except BrokenPipeError:  # of standard output, which the block prints to
+        raise
     except OSError as error:
         why = f"{error.strerror or error}."
         if error.errno in _TARGET_ERRORS or isinstance(error, FileExistsError):

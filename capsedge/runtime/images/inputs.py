@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -26,7 +26,7 @@ from capsedge.runtime.images.decoding import (
     stream_bytes,
 )
 from capsedge.runtime.images.headers import SUFFIXES, is_image_name
-from capsedge.runtime.images.preprocessing import KINDS, check_layout, of_type, pixel_batch, prepare
+from capsedge.runtime.images.preprocessing import KINDS, check_layout, of_type, pixel_batch, sized
 from capsedge.runtime.metadata.metadata import ModelMetadata, Preprocessing
 from capsedge.runtime.session.tensors import (
     LARGEST,
@@ -45,6 +45,7 @@ OneImage: TypeAlias = (
 Images: TypeAlias = "OneImage | Iterable[OneImage]"
 
 Floats = NDArray[np.floating[Any]]
+Size = tuple[int, int]  # height and width of an image
 _SLACK = 1e-3  # share of the declared range, to allow for rounding and overshooting interpolation
 
 
@@ -92,6 +93,10 @@ class ImageReader:
             source: `Images`: one image (a path, the bytes of a file, an open binary file, a Pillow image, an
                 array), a folder, an array of several images, or an iterable of any of these.
         """
+        return (image for image, _ in self.sized_images(source))
+
+    def sized_images(self, source: object) -> Iterator[tuple[Floats, Size]]:
+        """As `images`, each with the size of the image itself; of prepared floats that is their own."""
         count = 0
         for item in _items(source):
             for image in self._read(item, f"image {count}", count):
@@ -106,20 +111,27 @@ class ImageReader:
         """A single image as the model's input ``[C, H, W]``, in its layout."""
         return only(self.images(source))
 
-    def _read(self, item: object, name: str, number: int) -> Iterator[Floats]:
+    def sized(self, source: object) -> tuple[NDArray[np.float32], Size]:
+        """As `one`, with the size of the image itself."""
+        noted: list[Size] = []
+        image = only(_noting(self.sized_images(source), noted.append))
+        return image, noted[0]
+
+    def _read(self, item: object, name: str, number: int) -> Iterator[tuple[Floats, Size]]:
         item = on_host(item, name)
         if not isinstance(item, np.ndarray):
             if not _is_file(item):
                 raise _refused(item, name)
-            yield prepare(item, self.preprocessing, self.invert, name)
+            yield sized(item, self.preprocessing, self.invert, name)
             return
         ready = self._as_prepared(item, name)
         if ready is not None:
-            yield from ready
+            own = self.preprocessing.height, self.preprocessing.width
+            yield from ((image, own) for image in ready)
             return
         batch = pixel_batch(item, self.preprocessing, self.layout, name)
         for k, pixels in enumerate(batch):
-            yield prepare(pixels, self.preprocessing, self.invert, f"image {number + k}")
+            yield sized(pixels, self.preprocessing, self.invert, f"image {number + k}")
 
     def _as_prepared(self, array: NDArray[Any], name: str) -> Floats | None:
         """``[N, C, H, W]`` in the model's layout, if the array holds prepared floats."""
@@ -225,12 +237,15 @@ class ImageInput:
         invert: bool = False,
         layout: str | None = None,
         prepared: bool | None = None,
+        note: Callable[[Size], None] | None = None,
     ) -> Iterator[NDArray[Any]]:
         """Prepared batches ``[n, C, H, W]`` of at most ``size`` images.
 
         Args:
             images, invert, layout, prepared: as for `Session.predict`. Without preprocessing in the file,
                 floats ``[N, C, H, W]`` are used unchanged.
+            note: called with the size of each image in turn, before its batch; not for arrays that are
+                prepared.
         """
         source = on_host(images)
         declared = self.metadata.preprocessing is not None or invert or prepared is False
@@ -240,7 +255,7 @@ class ImageInput:
         else:
             reader = self.reader(invert, layout, prepared)
             whole = reader.batch(source)
-            arrays = reader.images(source) if whole is None else whole
+            arrays = _noting(reader.sized_images(source), note) if whole is None else whole
         port = self._inputs[0]
         if not port.dtype.startswith("float"):  # what is prepared is cast when it runs
             port = replace(port, dtype="float32")
@@ -248,6 +263,15 @@ class ImageInput:
             checked_input(port, batch, LARGEST, any_batch=True)
             for batch in stack_images(arrays, size)
         )
+
+
+def _noting(
+    images: Iterator[tuple[Floats, Size]], note: Callable[[Size], None] | None
+) -> Iterator[Floats]:
+    for image, size in images:
+        if note is not None:
+            note(size)
+        yield image
 
 
 def _ready(source: object) -> TypeGuard[NDArray[Any]]:
@@ -276,7 +300,7 @@ def read_for_members(readers: Sequence[ImageReader], source: object) -> Iterator
             name = name_of(item, name)
             item = stream_bytes(item, name)
         for images in zip(*(r._read(item, name, count) for r in readers), strict=True):
-            yield np.stack(images)
+            yield np.stack([image for image, _ in images])
             count += 1
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,7 +107,18 @@ def prepare(
     invert: bool = False,
     name: str = "the image",
 ) -> NDArray[np.float32]:
-    """Turn one image into the input of a model.
+    """Turn one image into the input of a model: ``[C, H, W]`` float32, or ``[H, W, C]`` if the preprocessing
+    has that layout. Arguments as for `sized`."""
+    return sized(image, preprocessing, invert, name)[0]
+
+
+def sized(
+    image: object,
+    preprocessing: Preprocessing,
+    invert: bool = False,
+    name: str = "the image",
+) -> tuple[NDArray[np.float32], tuple[int, int]]:
+    """Turn one image into the input of a model, and return the image's own size with it.
 
     Args:
         image: an image file, by its path, as bytes or open; a Pillow image; or an array of pixels
@@ -116,25 +127,35 @@ def prepare(
         invert: for dark ink on a light background.
 
     Returns:
-        ``[C, H, W]`` float32, or ``[H, W, C]`` if the preprocessing has that layout.
+        The input, as `prepare`; height and width of the image.
     """
     wanted = preprocessing.channels
     if isinstance(image, np.ndarray):
         pixels = _pixels_of_array(image, wanted, name)
     else:
-        read = read_pixels(image, name)
-        if read is None:
-            raise UsageError(
-                f"{name} {of_type(image)}.", f"Images are {KINDS}.", "Convert it first."
-            )
+        pixels = _read(image, name)
         if wanted not in (1, 3):
             raise UsageError(
                 f"This model takes {wanted} channels, which no image file has.",
                 "",
                 f"Pass an array [height, width, {wanted}] from Python.",
             )
-        pixels = read
-    return _prepared(pixels, preprocessing, invert)
+    return _prepared(pixels, preprocessing, invert), (pixels.shape[0], pixels.shape[1])
+
+
+def _read(image: object, name: str) -> NDArray[Any]:
+    pixels = read_pixels(image, name)
+    if pixels is None:
+        raise UsageError(f"{name} {of_type(image)}.", f"Images are {KINDS}.", "Convert it first.")
+    return pixels
+
+
+def colour_pixels(image: object, name: str = "the image") -> NDArray[np.uint8]:
+    """An image as RGB ``[H, W, 3]`` of its own size, on black; for pictures, not as the input of a model."""
+    pixels = (
+        _pixels_of_array(image, 3, name) if isinstance(image, np.ndarray) else _read(image, name)
+    )
+    return np.rint(_to_channels(pixels, 3, invert=False)).astype(np.uint8)
 
 
 def prepare_all(images: NDArray[Any], preprocessing: Preprocessing) -> list[NDArray[np.float32]]:
@@ -150,22 +171,14 @@ def _prepared(
 ) -> NDArray[np.float32]:
     """Pixels ``[H, W, C]`` of uint8, uint16 or float32 (0..255) as the input of a model."""
     wanted = preprocessing.channels
-    top, left, height, width = 0, 0, pixels.shape[0], pixels.shape[1]
-    inner_height, inner_width = preprocessing.height, preprocessing.width
-    if preprocessing.resize == "crop":
-        top, left, height, width = _centre(height, width, inner_height, inner_width)
-    elif preprocessing.resize == "pad":
-        inner_height, inner_width = _fit(height, width, inner_height, inner_width)
-    elif preprocessing.resize == "center":
-        inner_height, inner_width = min(height, inner_height), min(width, inner_width)
-        top, left = (height - inner_height) // 2, (width - inner_width) // 2
-        height, width = inner_height, inner_width
+    placed = place(preprocessing, pixels.shape[0], pixels.shape[1])
+    top, left, height, width = placed.part
 
     def rows(first: int, last: int) -> NDArray[np.float32]:
         block = pixels[top + first : top + last, left : left + width]
         return _to_channels(block, wanted, invert)
 
-    result = resize(height, width, inner_height, inner_width, rows)
+    result = resize(height, width, *placed.inner, rows)
     if preprocessing.resize in ("pad", "center"):
         result = _pad(result, preprocessing.height, preprocessing.width)
     planes = result.transpose(2, 0, 1)
@@ -174,6 +187,35 @@ def _prepared(
     if preprocessing.layout == "NHWC":
         return np.ascontiguousarray(values.transpose(1, 2, 0))
     return values
+
+
+class Placement(NamedTuple):
+    """Which part of an image becomes which part of the input; what is left of the input is padding.
+
+    Attributes:
+        part: top, left, height and width in the image.
+        inner: its height and width in the input, where it is centred.
+    """
+
+    part: tuple[int, int, int, int]
+    inner: tuple[int, int]
+
+    def corner(self, height: int, width: int) -> tuple[int, int]:
+        """Top and left of the part in the input; an odd extra row or column is below or right of it."""
+        return (height - self.inner[0]) // 2, (width - self.inner[1]) // 2
+
+
+def place(preprocessing: Preprocessing, height: int, width: int) -> Placement:
+    """The placement of an image with this size."""
+    target = preprocessing.height, preprocessing.width
+    if preprocessing.resize == "crop":
+        return Placement(_centre(height, width, *target), target)
+    if preprocessing.resize == "pad":
+        return Placement((0, 0, height, width), _fit(height, width, *target))
+    if preprocessing.resize == "center":
+        inner = min(height, target[0]), min(width, target[1])
+        return Placement(((height - inner[0]) // 2, (width - inner[1]) // 2, *inner), inner)
+    return Placement((0, 0, height, width), target)
 
 
 def channel_counts(wanted: int) -> tuple[int, ...]:

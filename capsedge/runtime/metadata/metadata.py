@@ -20,15 +20,17 @@ from capsedge.runtime.metadata.scores import ChosenScores
 from capsedge.runtime.metadata.typical_input import TypicalInput
 from capsedge.runtime.session.routing_trace import TraceOutputs
 from capsedge.spec import limits
-from capsedge.spec.fields import FIELDS, LEAST_SIDE, PREFIX, SCHEMA
+from capsedge.spec.fields import FIELDS, LEAST_SIDE, PREFIX, SCHEMA, UNKNOWN
 from capsedge.spec.limits import LIMITS
 from capsedge.spec.vocabularies import (
+    CLASSIFICATION,
     LAYOUTS,
     ORDERS,
     PER_IMAGE,
     REGRESSION,
     RESIZE_RULES,
     SCORE_KINDS,
+    SEGMENTATION,
     TASKS,
 )
 
@@ -117,7 +119,8 @@ class Outputs:
     and ``poses``.
 
     Attributes:
-        scores: the output ``[N, classes]`` that decides the class; empty for a regression.
+        scores: the output ``[N, classes]`` that decides the class; for a segmentation ``[N, H, W]`` or
+            ``[N, maps, H, W]``, with the layout ``NHWC`` ``[N, H, W, maps]``; empty for a regression.
         kind: what the scores are: ``length`` of a capsule, ``logits`` (softmax makes them probabilities,
             sigmoid for several labels), or ``probability``.
         poses: the output ``[N, classes, ...]`` with a pose for each class; empty if there is none.
@@ -165,9 +168,9 @@ class ModelMetadata:
         routing: ``dynamic``, ``em``, ``attention`` or ``self-attention``, several joined by commas; empty if
             not stated.
         iterations: routing iterations that the graph is unrolled to; 0 if not stated, or if layers differ.
-        class_names: one per class; empty for a regression.
+        class_names: one per class; empty for a regression, and if they have no names.
         preprocessing: how an image becomes the input; None for a user's own module without one.
-        task: ``single-label``, ``multi-label`` or ``regression``.
+        task: ``single-label``, ``multi-label``, ``regression`` or ``segmentation``.
         precision: ``fp32``, ``fp16``, ``int8`` or ``mixed``.
         calibration: what the precision was calibrated with; empty for FP32.
         checkpoint_sha256: checksum of the checkpoint file; empty if there was none.
@@ -211,12 +214,14 @@ class ModelMetadata:
             raise ValueError(f"there are over {limits.WIDTH} classes")
         if max(map(len, self.class_names), default=0) > limits.NAME_CHARACTERS:
             raise ValueError(f"a class name has over {limits.NAME_CHARACTERS} characters")
-        if self.outputs is not None or self.task == REGRESSION:
+        if self.outputs is not None or self.task not in CLASSIFICATION:
             _check_outputs(self.outputs or Outputs(), self.task, self.class_names)
         if self.typical_input is not None:
             _check_measurable(self.preprocessing)
-        if self.cascade is not None and self.task == REGRESSION:
-            raise ValueError("a regression has no classes, so it cannot be a cascade")
+        if self.task == SEGMENTATION and len(self.class_names) not in (0, *range(2, UNKNOWN + 1)):
+            raise ValueError(f"a segmentation has 2 to {UNKNOWN} classes")
+        if self.cascade is not None and self.task not in CLASSIFICATION:
+            raise ValueError(f"a {self.task} has no classes of images, so it cannot be a cascade")
 
     @property
     def routing_text(self) -> str:
@@ -291,6 +296,10 @@ def _check_measurable(preprocessing: Preprocessing | None) -> None:
         raise ValueError(f"typical_input needs {LEAST_SIDE} pixels a side")
 
 
+def _kind(task: str) -> str:
+    return task if task == SEGMENTATION else "classification"
+
+
 def _check_outputs(outputs: Outputs, task: str, class_names: tuple[str, ...]) -> None:
     """Raise a ValueError for outputs that contradict themselves or the task."""
     if task == REGRESSION:
@@ -301,7 +310,9 @@ def _check_outputs(outputs: Outputs, task: str, class_names: tuple[str, ...]) ->
                 f"the values have {len(outputs.names)} names and {len(outputs.units)} units"
             )
     elif not outputs.scores or outputs.values or outputs.names or outputs.units:
-        raise ValueError("a classification has an output for scores, and no values")
+        raise ValueError(f"a {_kind(task)} has an output for scores, and no values")
+    elif task == SEGMENTATION and outputs.poses:
+        raise ValueError("a segmentation has no output for poses")
     elif outputs.kind not in SCORE_KINDS:
         raise ValueError(f"kind of scores '{outputs.kind}', known: {', '.join(SCORE_KINDS)}")
     named = [name for name in (outputs.scores, outputs.poses, *outputs.values) if name]

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
+from capsedge.runtime.metadata.map_scores import looks_like_maps
 from capsedge.spec import limits
 from capsedge.spec.vocabularies import LENGTHS, LOGITS, POSES
 
@@ -136,7 +137,7 @@ def choose_scores(
     masks = _masks(candidates, dict(others or {}))
     left = [c for c in candidates if c.name not in masks]
     if not left:
-        raise _no_scores(outputs, classes, fits)
+        raise _no_scores(outputs, classes, fits, images)
     passed_over = "".join(f"; {name} is {why}" for name, why in masks.items())
     plain = [c for c in left if not c.capsules]
     capsules = [c for c in left if c.capsules]
@@ -411,7 +412,9 @@ def _question(
     )
 
 
-def _no_scores(outputs: Arrays, classes: int, fits: Callable[[int], bool]) -> UsageError:
+def _no_scores(
+    outputs: Arrays, classes: int, fits: Callable[[int], bool], images: Sequence[int]
+) -> UsageError:
     sizes = ", ".join(f"{name} {list(value.shape[1:])}" for name, value in outputs.items())
     line = f"`{ONE_LINE}` for class capsules v [N, classes, size]"
     for value in outputs.values():
@@ -427,6 +430,15 @@ def _no_scores(outputs: Arrays, classes: int, fits: Callable[[int], bool]) -> Us
                 f"the activation of each class; for capsules {list(shape)} whose lengths it was trained by, "
                 "`return v.flatten(2).norm(dim=-1)`"
             )
+    masks = [n for n, value in outputs.items() if looks_like_maps(value.shape[1:], images)]
+    if masks:
+        also = f" {masks[0]} looks like a mask: "
+        return UsageError(
+            "None of the outputs could hold the scores of an image.",
+            f"The outputs for one image: {sizes}.{also}it has a score for every pixel.",
+            "If the network segments images, set task='segmentation'.",
+            command="If the network segments images, add --task segmentation.",
+        )
     wanted = "one class" if classes == 1 else f"{classes or 'the'} classes"
     return UsageError(
         f"None of the outputs could hold the scores of {wanted}.",

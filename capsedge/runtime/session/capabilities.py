@@ -11,7 +11,7 @@ from capsedge.runtime.images.inputs import ImageInput
 from capsedge.runtime.metadata.metadata import how_to_add_decoder, how_to_export_again
 from capsedge.runtime.session.decoder import Decoder
 from capsedge.runtime.session.routing_trace import TraceOutputs
-from capsedge.spec.vocabularies import RECONSTRUCTION, REGRESSION
+from capsedge.spec.vocabularies import CLASSIFICATION, RECONSTRUCTION
 
 
 class Capabilities:
@@ -45,10 +45,10 @@ class Capabilities:
             ArtefactError: it is not described.
         """
         metadata = self._image_input.metadata
-        if metadata.task == REGRESSION:
+        if metadata.task not in CLASSIFICATION:
             raise UsageError(
                 f"{self._path} cannot reconstruct images.",
-                "It is a regression, and reconstructions belong to classes.",
+                f"It is a {metadata.task}, and reconstructions belong to classes of images.",
                 "Leave out the reconstruction.",
             )
         if RECONSTRUCTION not in self._names:

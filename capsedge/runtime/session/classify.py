@@ -15,7 +15,7 @@ from capsedge.errors import UsageError
 from capsedge.runtime.files import reading
 from capsedge.runtime.files.writing import write_bytes
 from capsedge.runtime.images.decoding import SupportsRead
-from capsedge.runtime.images.inputs import folder_images
+from capsedge.runtime.images.inputs import Size, folder_images
 from capsedge.runtime.metadata.metadata import Preprocessing
 from capsedge.runtime.metadata.scores import decision_warnings
 from capsedge.runtime.progress import Progress, silent
@@ -76,6 +76,7 @@ def classify_files(
     invert: bool = False,
     reconstruct: Path | None = None,
     failed: Callable[[UsageError], None] = lambda _: None,
+    found: Callable[[int, Prediction], Prediction] | None = None,
     progress: Progress = silent,
 ) -> Classified:
     """Classify image files; a file that cannot be read does not stop the others.
@@ -85,6 +86,7 @@ def classify_files(
         reconstruct: PNG to write: the model's input, beside the decoder's picture of the requested classes;
             without ``top_k`` and ``threshold``, of up to two with a score of at least 0.5.
         failed: called with every error when it happens.
+        found: called with the number and the prediction of every file; what it returns is kept in its place.
     """
     result = Classified(list(files))
     sheet: Sheet | None = None
@@ -96,28 +98,39 @@ def classify_files(
             model.reconstruct(())  # an ensemble refuses: pictures belong to one network
     numbered = list(enumerate(files))
     for start in range(0, len(files), GROUP):
-        batch: dict[int, NDArray[np.float32]] = {}
+        batch: dict[int, tuple[NDArray[np.float32], Size]] = {}
         for number, file in numbered[start : start + GROUP]:
             try:
                 source = (opened or {}).get(number, file)
-                batch[number] = model.prepare(source, invert)
+                batch[number] = _prepared(model, source, invert)
             except UsageError as error:
                 result.errors[number] = error
                 failed(error)
         if batch:
-            stacked = np.stack(list(batch.values()))
-            predictions = model.predict(stacked, top_k, threshold, prepared=True)
+            stacked = np.stack([image for image, _ in batch.values()])
+            sizes = [size for _, size in batch.values()]
+            predictions = model.predict(stacked, top_k, threshold, prepared=True, sizes=sizes)
             if invert:  # prepared floats do not show it
                 predictions = [replace(p, hint=KEEP if p.hint else "") for p in predictions]
-            result.predictions |= zip(batch, predictions, strict=True)
+            kept = predictions if found is None else list(map(found, batch, predictions))
+            result.predictions |= zip(batch, kept, strict=True)
             if sheet is not None:
                 result.drawn |= zip(batch, sheet.draw(stacked, predictions), strict=True)
         progress("classifying", min(start + GROUP, len(files)), len(files))
     if sheet is not None:
         sheet.write()
-    scores = [prediction.scores for prediction in result.predictions.values()]
+    scores = [p.scores for p in result.predictions.values() if not p.mask_classes]
     result.warnings = tuple(decision_warnings(np.stack(scores))) if scores else ()
     return result
+
+
+def _prepared(
+    model: Session | Ensemble, source: object, invert: bool
+) -> tuple[NDArray[np.float32], Size]:
+    """An image as the model's input, and its own size; an ensemble makes no masks of that size."""
+    if isinstance(model, Session):
+        return model.image_input.reader(invert, prepared=False).sized(source)
+    return model.prepare(source, invert), (0, 0)  # type: ignore[arg-type]
 
 
 class Sheet:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -16,6 +17,7 @@ from capsedge.runtime.images.inputs import (
     ImageReader,
     Images,
     OneImage,
+    Size,
     on_host,
     only,
     read_for_members,
@@ -28,7 +30,7 @@ from capsedge.runtime.session.session import Session
 from capsedge.runtime.session.tensors import stack_images
 from capsedge.spec import limits
 from capsedge.spec.fields import CONFIDENT
-from capsedge.spec.vocabularies import REGRESSION
+from capsedge.spec.vocabularies import REGRESSION, SEGMENTATION
 
 _NAMES = 3  # files in the name of an ensemble
 _KINDS = {"logits": "probability"}  # of a score, once it is averaged
@@ -119,6 +121,7 @@ class Ensemble(LoadedModel[list[NDArray[Any]]]):
         top_k: int | None,
         threshold: float | None,
         invert: bool,
+        sizes: deque[Size],
     ) -> Iterator[Prediction]:
         for each in zip(*self._predict_members(batch), strict=True):
             one = average(each, self._criteria, self.class_name, top_k, threshold)
@@ -130,9 +133,13 @@ class Ensemble(LoadedModel[list[NDArray[Any]]]):
         return list(run(_predict, self.members, batch))
 
     def _batches(
-        self, images: Images, size: int, options: ImageOptions
+        self,
+        images: Images,
+        size: int,
+        options: ImageOptions,
+        note: Callable[[Size], None] | None = None,
     ) -> Iterator[list[NDArray[Any]]]:
-        """Prepared batches, one for each member."""
+        """Prepared batches, one for each member; an ensemble makes no masks, so it needs no sizes."""
         source = on_host(images)
         if options.prepared and isinstance(source, np.ndarray) and source.ndim == 5:
             return self._of_members(source, size, options.invert)
@@ -248,6 +255,12 @@ def check_members(members: Sequence[Session]) -> None:
             raise path_error(other, SESSION)
         if other.metadata is None:
             raise other.image_input.undescribed("no classes by which its scores could be averaged")
+        if other.metadata.task == SEGMENTATION:
+            raise UsageError(
+                f"{other.path} cannot be a member of an ensemble.",
+                "It segments images, and masks are not averaged.",
+                "Load it by itself.",
+            )
     for other in members[1:]:
         for what, of in _FACTS:
             mine, its = of(first), of(other)

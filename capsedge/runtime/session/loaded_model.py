@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from capsedge.runtime.images.inputs import Images, OneImage
+from capsedge.runtime.images.inputs import Images, OneImage, Size
 from capsedge.runtime.result_summary import Summarized
 from capsedge.runtime.session.predictions import Prediction
 from capsedge.runtime.session.runner import run_size
@@ -92,8 +93,9 @@ class LoadedModel(Summarized, Generic[Batch]):
         layout: str | None = None,
         prepared: bool | None = None,
         batch_size: int | None = None,
+        sizes: Sequence[Size] | None = None,
     ) -> list[Prediction]:
-        """Classify images, or compute the values of a regression. ``model(images)`` is the same.
+        """Classify or segment images, or compute the values of a regression. ``model(images)`` is the same.
 
         An ensemble gives the mean of its members' predictions.
 
@@ -106,7 +108,8 @@ class LoadedModel(Summarized, Generic[Batch]):
                 `Session.run`.
             top_k: maximum number of labels. Without it and without a threshold: the best label, or for a
                 multi-label model those with a score of at least 0.5.
-            threshold: only labels with at least this score.
+            threshold: only labels with at least this score; for a mask of one class, the score from which a
+                pixel belongs to it, 0.5 by default.
             invert: for dark ink on a light background.
             layout: the axes of arrays: ``HW``, ``HWC`` or ``CHW``, or the same with ``N`` in front; required
                 if a shape is ambiguous.
@@ -114,6 +117,8 @@ class LoadedModel(Summarized, Generic[Batch]):
                 of the model's size could be either.
             batch_size: maximum number of images per run; None for 64. A file with a fixed batch uses that
                 size.
+            sizes: height and width of each image, for masks of images that are prepared already; otherwise
+                their masks have the size of the input.
 
         Returns:
             One prediction per image.
@@ -124,7 +129,7 @@ class LoadedModel(Summarized, Generic[Batch]):
             ArtefactError: the file does not state its classes and its preprocessing, or computes NaN.
         """
         options = ImageOptions(invert, layout, prepared)
-        return list(self._predictions(images, top_k, threshold, options, batch_size))
+        return list(self._predictions(images, top_k, threshold, options, batch_size, sizes or ()))
 
     __call__ = predict
 
@@ -175,21 +180,28 @@ class LoadedModel(Summarized, Generic[Batch]):
         threshold: float | None,
         options: ImageOptions,
         batch_size: int | None,
+        known: Sequence[Size] = (),
     ) -> Iterator[Prediction]:
         """The predictions; wrong arguments are refused at once."""
         top_k, threshold = self.sessions[0].roles.choice(top_k, threshold)
+        sizes = deque(known)
+        batches = self._read(images, batch_size, options, None if known else sizes.append)
         return chain.from_iterable(
-            self._predicted(batch, top_k, threshold, options.invert)
-            for batch in self._read(images, batch_size, options)
+            self._predicted(batch, top_k, threshold, options.invert, sizes) for batch in batches
         )
 
     def _read(
-        self, images: Images, batch_size: int | None, options: ImageOptions
+        self,
+        images: Images,
+        batch_size: int | None,
+        options: ImageOptions,
+        note: Callable[[Size], None] | None = None,
     ) -> Iterator[Batch]:
-        """Prepared batches, as large as a run of every member takes."""
+        """Prepared batches, as large as a run of every member takes; of images read here, ``note`` gets the
+        size of each one before its batch comes."""
         size = min(run_size(session.backend.batches, batch_size) for session in self.sessions)
         self._check_open()
-        return self._batches(images, size, options)
+        return self._batches(images, size, options, note)
 
     @abstractmethod
     def _check_open(self) -> None:
@@ -200,11 +212,27 @@ class LoadedModel(Summarized, Generic[Batch]):
         """As `prepare`."""
 
     @abstractmethod
-    def _batches(self, images: Images, size: int, options: ImageOptions) -> Iterator[Batch]:
+    def _batches(
+        self,
+        images: Images,
+        size: int,
+        options: ImageOptions,
+        note: Callable[[Size], None] | None = None,
+    ) -> Iterator[Batch]:
         """Prepared batches of at most ``size`` images; wrong arguments are refused at once."""
 
     @abstractmethod
     def _predicted(
-        self, batch: Batch, top_k: int | None, threshold: float | None, invert: bool
+        self,
+        batch: Batch,
+        top_k: int | None,
+        threshold: float | None,
+        invert: bool,
+        sizes: deque[Size],
     ) -> Iterator[Prediction]:
-        """The predictions of a batch, with the labels of an `OutputRoles.choice`."""
+        """The predictions of a batch, with the labels of an `OutputRoles.choice`.
+
+        Args:
+            sizes: height and width of each image, which are taken from its left; empty if they are those of
+                the input.
+        """

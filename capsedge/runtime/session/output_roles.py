@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.runtime.backends.backend import Port
-from capsedge.runtime.images.inputs import ImageInput
+from capsedge.runtime.images.inputs import ImageInput, Size
 from capsedge.runtime.metadata.metadata import ModelMetadata, Outputs
 from capsedge.runtime.metadata.scores import SCORES, scores_of, shape_fault
 from capsedge.runtime.onnx_file.stored_values import DIVERGED, NotFinite, find_not_finite_in, why_of
+from capsedge.runtime.session.masks import Mask, as_maps, level_of, map_classes, mask_of_image
 from capsedge.runtime.session.predictions import (
     DEFAULT_THRESHOLD,
     Label,
@@ -26,7 +27,8 @@ from capsedge.runtime.session.predictions import (
     with_hints,
 )
 from capsedge.runtime.session.tensors import check_rows, shape_fits
-from capsedge.spec.vocabularies import ESCALATED, POSES, REGRESSION
+from capsedge.spec.fields import UNKNOWN
+from capsedge.spec.vocabularies import ESCALATED, POSES, REGRESSION, SEGMENTATION
 
 _KINDS = {"lengths": "length", "logits": "logits"}
 
@@ -61,6 +63,7 @@ class OutputRoles:
         escalated: for a cascade, the output ``[N]`` that marks images decided by its large network; else
             None.
         all: the outputs that a prediction is made of.
+        segmentation: whether the scores are maps, which make a mask.
         multi_label: whether an image may have any number of classes; also False if the file does not state
             it.
 
@@ -89,7 +92,9 @@ class OutputRoles:
         self.scores, self.kind, self.poses = named.scores, named.kind, named.poses
         self.values, self.escalated = named.values, named.escalated
         self.multi_label = metadata is not None and metadata.task == "multi-label"
+        self.segmentation = metadata is not None and metadata.task == SEGMENTATION
         self._names = () if metadata is None else metadata.class_names
+        self._maps = named.maps
         self.all = tuple(named.all)
 
     def class_name(self, index: int) -> str:
@@ -107,6 +112,12 @@ class OutputRoles:
                     "Leave them out.",
                 )
             return None, None
+        if self.segmentation and top_k is not None:
+            raise UsageError(
+                f"{self._path} segments images.",
+                "top_k chooses among the classes of an image, but each pixel has its own.",
+                "Leave it out.",
+            )
         if top_k is not None and not (_is_number(top_k, int, np.integer) and top_k >= 1):
             raise UsageError(
                 f"top_k is {top_k!r}.",
@@ -121,6 +132,8 @@ class OutputRoles:
                 "Scores go from 0 to 1.",
                 "Use a number in this range.",
             )
+        if self.segmentation:
+            return None, DEFAULT_THRESHOLD if threshold is None else threshold
         if top_k is None and threshold is None:
             return (None, DEFAULT_THRESHOLD) if self.multi_label else (1, None)
         return top_k, threshold
@@ -132,6 +145,7 @@ class OutputRoles:
         top_k: int | None = None,
         threshold: float | None = None,
         invert: bool = False,
+        sizes: Sequence[Size] = (),
     ) -> list[Prediction]:
         """The predictions given by outputs of the model, as `Session.predict` returns them.
 
@@ -139,6 +153,7 @@ class OutputRoles:
             images: what was run, prepared: ``[N, C, H, W]`` in the model's layout.
             outputs: at least those of `all`, each ``[N, ...]``.
             invert: whether the images were inverted when they were prepared.
+            sizes: height and width of each image, for its mask; left out, those of the input.
 
         Returns:
             One prediction per image.
@@ -148,6 +163,8 @@ class OutputRoles:
         metadata = self._image_input.metadata
         if metadata.outputs is not None and metadata.outputs.values:
             results = self._estimates(metadata.outputs, outputs)
+        elif self.segmentation:
+            results = self._masks(images, outputs, threshold, sizes)
         else:
             results = self._classified(metadata, outputs, top_k, threshold)
         return list(with_hints(results, images, metadata, invert))
@@ -170,6 +187,58 @@ class OutputRoles:
             named = zip(declared.names, row.tolist(), declared.units, strict=True)
             values = tuple(RegressionValue(name, value, unit) for name, value, unit in named)
             yield Prediction((), *none, "", values)
+
+    def masks(
+        self,
+        outputs: Mapping[str, NDArray[Any]],
+        sizes: Sequence[Size],
+        threshold: float | None = None,
+    ) -> list[Mask]:
+        """The mask of each image, of its own size ``[H, W]``, from the outputs of a segmentation.
+
+        Args:
+            sizes: height and width of each image.
+            threshold: the score of the only map from which a pixel is foreground; 0.5 by default.
+        """
+        assert self.scores is not None  # a segmentation has one
+        raw = outputs[self.scores]
+        self._check_finite(self.scores, raw)
+        p = self._image_input.metadata.preprocessing
+        layout = "NCHW" if p is None else p.layout
+        count = map_classes(raw.shape[1:], layout) if raw.ndim in (3, 4) else 0
+        if count != self._maps or 0 in raw.shape:
+            raise self._other_size(int(count or 0), self._maps, "maps")
+        if len(sizes) != len(raw):
+            raise UsageError(
+                f"There are {len(sizes)} sizes for {len(raw)} images.",
+                "Each image has a height and a width.",
+                "Pass one for each, or leave sizes out.",
+            )
+        level = level_of(DEFAULT_THRESHOLD if threshold is None else threshold, self.kind)
+        return [
+            mask_of_image(as_maps(one, layout), p, size, level)
+            for one, size in zip(raw, sizes, strict=True)
+        ]
+
+    @property
+    def mask_classes(self) -> tuple[str, ...]:
+        """The names of the classes in a mask, by number."""
+        return tuple(map(self.class_name, range(max(2, self._maps))))
+
+    def _masks(
+        self,
+        images: NDArray[Any],
+        outputs: Mapping[str, NDArray[Any]],
+        threshold: float | None,
+        sizes: Sequence[Size],
+    ) -> Iterator[Prediction]:
+        p = self._image_input.metadata.preprocessing
+        last = p is not None and p.layout == "NHWC"
+        own = images.shape[1:3] if last else images.shape[2:]
+        none = np.zeros(0), np.zeros((0, 0), np.float32)
+        names = self.mask_classes
+        for mask in self.masks(outputs, sizes or [(own[0], own[1])] * len(images), threshold):
+            yield Prediction((), *none, "", mask=mask, mask_classes=names)
 
     def _classified(
         self,
@@ -245,6 +314,7 @@ class _NamedOutputs:
     poses: str | None = None
     values: tuple[str, ...] = ()
     escalated: str | None = None
+    maps: int = 0  # of the scores of a segmentation
 
     @property
     def all(self) -> list[str]:
@@ -274,6 +344,9 @@ def _named_outputs(
             raise _RolesError(f"It names the output {missing[0]}; the graph has {names}.")
     if metadata.task == REGRESSION:
         _check_values(metadata, [ports[name] for name in named.values])
+    elif metadata.task == SEGMENTATION:
+        assert named.scores is not None  # ModelMetadata refuses a segmentation without
+        named = replace(named, maps=_maps(metadata, ports[named.scores]))
     else:
         assert named.scores is not None  # both kinds of metadata have one
         poses = None if named.poses is None or declared is None else ports[named.poses]
@@ -317,6 +390,22 @@ def _check_classes(metadata: ModelMetadata, scores: Port, poses: Port | None) ->
         isinstance(classes, int) and not shape_fits((classes,), poses.shape[1:2])
     ):
         raise _RolesError(f"{poses.name} has {list(poses.shape[1:])}, not a pose for each class.")
+
+
+def _maps(metadata: ModelMetadata, scores: Port) -> int:
+    """The number of maps of a segmentation."""
+    p, sizes, named = metadata.preprocessing, scores.shape[1:], len(metadata.class_names)
+    of = f"{scores.name} has {list(sizes)}"
+    if len(sizes) not in (2, 3):
+        raise _RolesError(f"A mask needs scores [H, W] or [maps, H, W], {of}.")
+    count = map_classes(sizes, "NCHW" if p is None else p.layout)
+    if not isinstance(count, int):
+        count = named or 1
+    if count > UNKNOWN:
+        raise _RolesError(f"A mask has at most {UNKNOWN} classes, {of}.")
+    if named and named != max(2, count):
+        raise _RolesError(f"It names {named} classes, {of}, maps of {max(2, count)}.")
+    return count
 
 
 def _elements(port: Port) -> int | None:

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from capsedge.errors import UsageError
+from capsedge.runtime.images.preprocessing import colour_pixels
 from capsedge.runtime.metadata.metadata import ModelMetadata
 from capsedge.runtime.metadata.typical_input import (
     Floats,
@@ -19,6 +21,7 @@ from capsedge.runtime.metadata.typical_input import (
     measure_all,
 )
 from capsedge.runtime.result_summary import Row, Summarized, Summary, short
+from capsedge.runtime.session.masks import ClassArea, class_areas, mask_values, overlaid
 from capsedge.spec.fields import CONFIDENT
 
 DEFAULT_THRESHOLD = CONFIDENT
@@ -92,17 +95,22 @@ class Prediction(Summarized):
     """The prediction of a model for one image.
 
     Attributes:
-        labels: the requested classes, best first; empty if none reaches the threshold, and for a regression.
-        scores: ``[J]``, one per class; empty for a regression.
+        labels: the requested classes, best first; empty if none reaches the threshold, for a regression and
+            for a segmentation.
+        scores: ``[J]``, one per class; empty for a regression and for a segmentation.
         poses: ``[J, P]``, one per class; ``[J, 0]`` if the model has no poses.
         score_kind: ``length`` of the class capsule, or ``probability`` (of logits the softmax for a
-            single-label model, the sigmoid for a multi-label model); empty for a regression.
+            single-label model, the sigmoid for a multi-label model); empty for a regression and for a
+            segmentation.
         values: the values of a regression; empty for a classification.
         atypical: why the image is unlike the training images, by the model's criterion
             (docs/reference/metadata.md); empty if it is typical, or if the model has no criterion. Labels and
             scores are not affected.
         escalated: for a cascade, whether its large network decided; None for other models.
         hint: a suggestion, such as inverting the image; empty if there is none.
+        mask: of a segmentation, the class of each pixel of the image ``[H, W]``, uint8; 255 where the network
+            did not see the image, which `Preprocessing.resize` had cropped. None for other models.
+        mask_classes: names of the classes in the mask, by number.
     """
 
     labels: tuple[Label, ...]
@@ -113,6 +121,31 @@ class Prediction(Summarized):
     atypical: str = ""
     hint: str = ""
     escalated: bool | None = None
+    mask: NDArray[np.uint8] | None = None
+    mask_classes: tuple[str, ...] = ()
+
+    @property
+    def areas(self) -> tuple[ClassArea, ...]:
+        """The area of each class in the mask; empty for other models."""
+        return () if self.mask is None else class_areas(self.mask, self.mask_classes)
+
+    def overlay(self, image: object) -> NDArray[np.uint8]:
+        """The image with the colours of the mask over it, ``[H, W, 3]``.
+
+        Args:
+            image: the image that was predicted, as for `LoadedModel.predict`.
+
+        Raises:
+            UsageError: there is no mask, or the image cannot be read.
+            ShapeError: the image has another size than the mask.
+        """
+        if self.mask is None:
+            raise UsageError(
+                "The prediction has no mask.",
+                "The model does not segment images.",
+                "Load a model with the task segmentation.",
+            )
+        return overlaid(colour_pixels(image), self.mask)
 
     @property
     def label(self) -> str | None:
@@ -132,6 +165,14 @@ class Prediction(Summarized):
             text = ", ".join(f"{short(v.name)} {with_unit(v.value, v.unit)}" for v in shown_values)
             rows = [Row(short(v.name), with_unit(v.value, v.unit)) for v in shown_values]
             left = len(self.values) - len(rows)
+        elif self.mask is not None:
+            largest = sorted(self.areas, key=lambda area: -area.pixels)
+            shown_areas = [area for area in largest if area.pixels][:_SHOWN]
+            text = f"mask {self.mask.shape[0]}x{self.mask.shape[1]}: " + ", ".join(
+                f"{short(area.name)} {area.share:.1%}" for area in shown_areas
+            )
+            rows = [Row(short(a.name), f"{a.share:.1%}", a.share) for a in shown_areas]
+            left = sum(area.pixels > 0 for area in largest) - len(rows)
         else:
             text = ", ".join(map(str, shown)) or "without a label: no score reaches the threshold"
             text += f" ({self.score_kind})"
@@ -148,6 +189,8 @@ class Prediction(Summarized):
             remarks["escalated"] = self.escalated
         if self.values:
             return {"values": [value.to_dict() for value in self.values], **remarks}
+        if self.mask is not None:
+            return {"mask": mask_values(self.mask, self.mask_classes), **remarks}
         return {
             "labels": [label.to_dict() for label in self.labels],
             "scores": [float(v) for v in self.scores],

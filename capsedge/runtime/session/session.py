@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
 from capsedge.runtime.backends.backend import Backend, Port, graph_text
-from capsedge.runtime.images.inputs import ImageInput, Images, OneImage
+from capsedge.runtime.images.inputs import ImageInput, Images, OneImage, Size
 from capsedge.runtime.metadata.metadata import ModelMetadata
 from capsedge.runtime.result_summary import Row, Summary, short
 from capsedge.runtime.session.capabilities import Capabilities
@@ -170,16 +171,28 @@ class Session(LoadedModel[NDArray[Any]]):
     def _prepared(self, image: OneImage, options: ImageOptions) -> NDArray[np.float32]:
         return self.image_input.reader(*options).one(image)
 
-    def _batches(self, images: Images, size: int, options: ImageOptions) -> Iterator[NDArray[Any]]:
+    def _batches(
+        self,
+        images: Images,
+        size: int,
+        options: ImageOptions,
+        note: Callable[[Size], None] | None = None,
+    ) -> Iterator[NDArray[Any]]:
         """Prepared batches ``[n, C, H, W]``."""
-        return self.image_input.batches(images, size, *options)
+        return self.image_input.batches(images, size, *options, note=note)
 
     def _predicted(
-        self, batch: NDArray[Any], top_k: int | None, threshold: float | None, invert: bool
+        self,
+        batch: NDArray[Any],
+        top_k: int | None,
+        threshold: float | None,
+        invert: bool,
+        sizes: deque[Size],
     ) -> Iterator[Prediction]:
         roles = self.roles
         outputs = self._runner.run_batch(batch, roles.all)
-        return iter(roles.predictions(batch, outputs, top_k, threshold, invert))
+        own = [sizes.popleft() for _ in range(min(len(batch), len(sizes)))]
+        return iter(roles.predictions(batch, outputs, top_k, threshold, invert, own))
 
     def reconstruct(
         self,

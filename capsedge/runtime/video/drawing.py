@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from capsedge.runtime.session.masks import overlaid
 from capsedge.runtime.session.predictions import Prediction
 
 _SHARE = 24  # a line of text is this part of the height of the frame
@@ -16,7 +17,7 @@ _INK, _GROUND = (255, 255, 255), (0, 0, 0, 160)
 
 
 def draw_prediction(pixels: NDArray[Any], prediction: Prediction) -> NDArray[np.uint8]:
-    """A frame with what was predicted: labels with their scores, or values.
+    """A frame with what was predicted: labels with their scores, values, or the colours of a mask.
 
     Args:
         pixels: of a video ``[H, W, 3]`` uint8, RGB; of an image, as `read_image` returns them.
@@ -26,7 +27,10 @@ def draw_prediction(pixels: NDArray[Any], prediction: Prediction) -> NDArray[np.
     """
     from PIL import Image, ImageDraw, ImageFont
 
-    picture = Image.fromarray(_coloured(pixels)).convert("RGBA")
+    coloured = _coloured(pixels)
+    if prediction.mask is not None:
+        coloured = overlaid(coloured, prediction.mask)
+    picture = Image.fromarray(coloured).convert("RGBA")
     lines = texts(prediction)
     if lines:
         size = max(_LEAST, picture.height // _SHARE)
@@ -46,6 +50,7 @@ def texts(prediction: Prediction) -> list[str]:
     """What is written on the frame, line by line."""
     lines = [str(value) for value in prediction.values]
     lines += [f"{label.name} {label.score:.2f}" for label in prediction.labels]
+    lines += [f"{area.name} {area.share:.0%}" for area in prediction.areas if area.pixels]
     if len(lines) > _LINES:
         lines = [*lines[: _LINES - 1], f"and {len(lines) - _LINES + 1} more"]
     return [*lines, "nothing to see"] if prediction.atypical else lines

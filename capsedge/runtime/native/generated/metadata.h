@@ -14,6 +14,7 @@ constexpr std::string_view kPrefix = "capsedge.";  // of the names of all proper
 constexpr char kInputsKey[] = "capsedge_inputs";  // what a file states of its inputs
 constexpr int32_t kLeastSide = 3;  // of an image with a typical input, in pixels
 constexpr double kConfident = 0.5;  // a score from which a class applies
+constexpr int32_t kUnknownClass = 255;  // in a mask: of a pixel that the network did not see
 
 // Names of a graph's outputs.
 constexpr char kLengths[] = "lengths";
@@ -23,8 +24,8 @@ constexpr char kEscalated[] = "escalated";
 constexpr char kReconstruction[] = "reconstruction";
 
 // Words, in the order of their enumeration; any other text is kUnknown.
-enum class Task { kSingleLabel, kMultiLabel, kRegression, kUnknown };
-constexpr const char* kTaskWords[] = {"single-label", "multi-label", "regression"};
+enum class Task { kSingleLabel, kMultiLabel, kRegression, kSegmentation, kUnknown };
+constexpr const char* kTaskWords[] = {"single-label", "multi-label", "regression", "segmentation"};
 constexpr const auto& words_of(Task) { return kTaskWords; }
 
 enum class Routing { kDynamic, kEm, kAttention, kSelfAttention, kUnknown };

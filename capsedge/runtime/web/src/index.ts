@@ -9,6 +9,7 @@ export type { Description } from "./description.js";
 export type { Provider, Runtime } from "./engine.js";
 export type { ImageSource, RawImage } from "./pixels.js";
 export type { Preprocessing } from "./preprocessing.js";
+export type { Mask } from "./masks.js";
 export type { Ranked } from "./scores.js";
 export type { FloatArray } from "./tensors.js";
 export type { Cascade, Origin, TraceLayer, TypicalInput } from "./declared-fields.js";

@@ -2,7 +2,15 @@
 import { integer } from "./decode.js";
 import { CapsedgeError, Malformed } from "./errors.js";
 import { parseJson, type Json } from "./json.js";
-import { LEAST_SIDE, metadataFields, outputsFields, PREFIX, SCHEMA, TEXT_LIMITS } from "./generated/metadata.js";
+import {
+  LEAST_SIDE,
+  metadataFields,
+  outputsFields,
+  PREFIX,
+  SCHEMA,
+  TEXT_LIMITS,
+  UNKNOWN,
+} from "./generated/metadata.js";
 import {
   NAME_CHARACTERS,
   RUN_TENSORS,
@@ -135,7 +143,7 @@ function checked(values: Map<string, Json>, limits: Limits): Metadata {
     task,
     precision: m.precision,
     checkpointSha256: m.checkpoint_sha256,
-    outputs: m.outputs === null && task !== "regression" ? null : declaredOutputs(m.outputs, task, m.class_names),
+    outputs: m.outputs === null && isClassification(task) ? null : declaredOutputs(m.outputs, task, m.class_names),
     origin: m.origin && originOf(m.origin),
     typicalInput: m.typical_input && typicalInputOf(m.typical_input),
     cascade: m.cascade && cascadeOf(m.cascade),
@@ -152,7 +160,10 @@ function declaredOutputs(found: Outputs | null, task: Task, classNames: readonly
   const ofValues = [o.values, o.names, o.units].some((each) => each.length > 0);
   const ofScores = [o.scores, o.kind, o.poses].some(Boolean);
   if (task === "regression") checkRegression(o, ofScores || classNames.length > 0);
-  else if (!o.scores || ofValues) throw new Malformed("a classification has an output for scores, and no values");
+  else if (!o.scores || ofValues) {
+    const kind = task === "segmentation" ? task : "classification";
+    throw new Malformed(`a ${kind} has an output for scores, and no values`);
+  } else if (task === "segmentation" && o.poses) throw new Malformed("a segmentation has no output for poses");
   const named = [o.scores, o.poses].filter(Boolean).concat(o.values);
   if (new Set(named).size < named.length || o.values.includes("")) {
     throw new Malformed("an output is named twice, or has no name");
@@ -178,11 +189,20 @@ function checkNames(names: readonly string[], what: string): void {
   }
 }
 
+function isClassification(task: Task): boolean {
+  return task === "single-label" || task === "multi-label";
+}
+
 /** Checks that concern several fields. */
-function checkWhole({ preprocessing: p, typicalInput, cascade, task }: Metadata): void {
+function checkWhole({ preprocessing: p, typicalInput, cascade, task, classNames }: Metadata): void {
   if (typicalInput && p === null) throw new Malformed("typical_input needs the preprocessing of images");
   if (typicalInput && p && Math.min(p.height, p.width) < LEAST_SIDE) {
     throw new Malformed(`typical_input needs ${LEAST_SIDE} pixels a side`);
   }
-  if (cascade && task === "regression") throw new Malformed("a regression has no classes, so it cannot be a cascade");
+  if (task === "segmentation" && classNames.length && (classNames.length < 2 || classNames.length > UNKNOWN)) {
+    throw new Malformed(`a segmentation has 2 to ${UNKNOWN} classes`);
+  }
+  if (cascade && !isClassification(task)) {
+    throw new Malformed(`a ${task} has no classes of images, so it cannot be a cascade`);
+  }
 }

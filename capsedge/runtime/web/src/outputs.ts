@@ -1,8 +1,10 @@
 /** The outputs of a model that hold scores, poses and values, found as in `predictions.py`. */
 import { CapsedgeError } from "./errors.js";
 import { ESCALATED, LENGTHS, LOGITS, POSES, type ScoreKind } from "./generated/spec.js";
+import { UNKNOWN } from "./generated/metadata.js";
 import { fits, type Port } from "./graph.js";
 import type { Limits } from "./limits.js";
+import { mapsOf } from "./masks.js";
 import type { Metadata } from "./metadata.js";
 import { grouped, short } from "./text.js";
 
@@ -37,6 +39,7 @@ export function outputRoles(
       metadata,
       found.values.map((name) => portOf(ports, name)),
     );
+  else if (metadata.task === "segmentation") checkMaps(metadata, portOf(ports, found.scores));
   else checkClasses(metadata, portOf(ports, found.scores), found.poses ? portOf(ports, found.poses) : null);
   for (const layer of metadata.trace ?? []) for (const name of layer.outputs.values()) portOf(ports, name);
   if (!metadata.cascade) return found;
@@ -99,6 +102,18 @@ function checkClasses(metadata: Metadata, scores: Port, poses: Port | null): voi
   const each = poses === null || typeof classes !== "number" || fits([classes], poses.shape.slice(1, 2));
   if (poses && metadata.outputs && (poses.shape.length < 3 || !each)) {
     throw unfit(`${short(poses.name)} has ${shapeText(poses.shape)}, not a pose for each class`);
+  }
+}
+
+function checkMaps(metadata: Metadata, scores: Port): void {
+  const of = `${short(scores.name)} has ${shapeText(scores.shape)}`;
+  const { length } = scores.shape;
+  if (length !== 3 && length !== 4) throw unfit(`a mask needs scores [H, W] or [maps, H, W], ${of}`);
+  const named = metadata.classNames.length;
+  const maps = mapsOf(scores.shape, metadata.preprocessing) ?? (named || 1);
+  if (maps > UNKNOWN) throw unfit(`a mask has at most ${UNKNOWN} classes, ${of}`);
+  if (named && named !== Math.max(2, maps)) {
+    throw unfit(`it names ${named} classes, ${of}, maps of ${Math.max(2, maps)}`);
   }
 }
 

@@ -24,8 +24,8 @@ export function prepare(pixels: Pixels, p: Preprocessing, invert: boolean): Floa
   return normalized(planes(inner, innerHeight, innerWidth, p), p);
 }
 
-/** The part of the image to use, and its size in the input. */
-function placed(height: number, width: number, p: Preprocessing) {
+/** The part of the image to use, and its size in the input, where it is centred. */
+export function placed(height: number, width: number, p: Preprocessing) {
   const whole = { top: 0, left: 0, height, width, innerHeight: p.height, innerWidth: p.width };
   if (p.resize === "pad") {
     const [innerHeight, innerWidth] = fitted(height, width, p.height, p.width);

@@ -29,13 +29,28 @@ export function resize(
   targetWidth: number,
 ): Float32Array {
   const result = new Float32Array(targetHeight * targetWidth * channels);
-  const columns = Array.from({ length: targetWidth }, (_, i) => taps(width, targetWidth, i));
-  for (let i = 0; i < targetHeight; i++) {
-    const tall = combined(rows, taps(height, targetHeight, i), width * channels);
-    const row = result.subarray(i * targetWidth * channels, (i + 1) * targetWidth * channels);
-    filterColumns(tall, columns, channels, row);
-  }
+  resizeByRow(rows, height, width, channels, targetHeight, targetWidth, (i, row) =>
+    result.set(row, i * targetWidth * channels),
+  );
   return result;
+}
+
+/** As `resize`, calling `take` with each row of the result in turn; its memory is used again for the next. */
+export function resizeByRow(
+  rows: Rows,
+  height: number,
+  width: number,
+  channels: number,
+  targetHeight: number,
+  targetWidth: number,
+  take: (i: number, row: Float32Array) => void,
+): void {
+  const columns = Array.from({ length: targetWidth }, (_, i) => taps(width, targetWidth, i));
+  const row = new Float32Array(targetWidth * channels);
+  for (let i = 0; i < targetHeight; i++) {
+    filterColumns(combined(rows, taps(height, targetHeight, i), width * channels), columns, channels, row);
+    take(i, row);
+  }
 }
 
 /**

@@ -2,13 +2,14 @@
 import { checkArgument, checkOptions } from "./arguments.js";
 import type { OutputRoles } from "./outputs.js";
 import { noDecoder, type PoseDecoder } from "./decoder.js";
-import { CONFIDENT } from "./generated/metadata.js";
+import { CONFIDENT, UNKNOWN } from "./generated/metadata.js";
 import { INPUT_MAGNITUDE } from "./generated/spec.js";
 import type { Description } from "./description.js";
 import type { Provider, Runnable } from "./engine.js";
 import { CapsedgeError } from "./errors.js";
 import type { Port } from "./graph.js";
 import type { Limits } from "./limits.js";
+import { levelOf, mapsOf, maskOf, type Mask } from "./masks.js";
 import type { Metadata } from "./metadata.js";
 import { advice, measure, atypicalReason } from "./typical-input.js";
 import { pixelsOf, type ImageSource } from "./pixels.js";
@@ -30,7 +31,7 @@ export interface PrepareOptions {
 export interface PredictOptions extends PrepareOptions {
   /** Maximum number of classes in the ranking; with neither this nor a threshold, the best (several labels: over 0.5). */
   top?: number;
-  /** Minimum score of a class in the ranking. */
+  /** Minimum score of a class in the ranking; of a mask with one map of scores, of a pixel of the foreground. */
   threshold?: number;
   /** Whether the answer includes the routing, iteration by iteration; the file must be exported `--with trace`. */
   trace?: boolean;
@@ -38,7 +39,7 @@ export interface PredictOptions extends PrepareOptions {
 
 /** The answer for one image. */
 export interface Prediction {
-  /** The best class; null if none reaches the threshold, and for a regression. */
+  /** The best class; null if none reaches the threshold, and for a regression or segmentation. */
   label: string | null;
   index: number | null;
   score: number | null;
@@ -50,6 +51,8 @@ export interface Prediction {
   poses: FloatArray;
   /** The values of a regression; empty otherwise. */
   values: { name: string; value: number; unit: string }[];
+  /** For a segmentation, the class of each pixel of the image, in its own size; null for other models. */
+  mask: Mask | null;
   /** Why, by the file's typical input, there is nothing to see in the image; null if there is, or the file has none. */
   atypical: string | null;
   /** What to try, such as inverting the image; null if there is no advice. */
@@ -63,6 +66,17 @@ export interface Prediction {
   /** The time taken by each of the two stages. */
   milliseconds: { prepare: number; run: number };
 }
+
+/** What a prediction without classes of an image has in their place. */
+const NO_CLASSES = {
+  label: null,
+  index: null,
+  score: null,
+  ranking: [],
+  scores: new Float32Array(0),
+  poses: { data: new Float32Array(0), dims: [0, 0] },
+  escalated: null,
+};
 
 /** The parts of a session. */
 export interface Parts {
@@ -114,11 +128,11 @@ export class Session {
    */
   async prepare(image: ImageSource, options: PrepareOptions = {}): Promise<Float32Array> {
     checkOptions("prepare", options);
-    return this.prepared(image, options.invert ?? false);
+    return (await this.sized(image, options.invert ?? false)).input;
   }
 
   /**
-   * Classify an image, or compute the values of a regression.
+   * Classify or segment an image, or compute the values of a regression.
    *
    * @param image an image, or an input that `prepare` returned.
    * @throws CapsedgeError as `prepare`; also `input` for an invalid option, `file` if the model computes NaN, and
@@ -131,15 +145,20 @@ export class Session {
     const choice = this.choice(options);
     const layers = options.trace ? this.traceLayers() : [];
     const start = performance.now();
-    const prepared =
+    const { input: prepared, size } =
       image instanceof Float32Array
-        ? this.checked(image, options)
-        : await this.prepared(image, options.invert ?? false);
+        ? { input: this.checked(image, options), size: null }
+        : await this.sized(image, options.invert ?? false);
     const between = performance.now();
     const names = [roles.scores, roles.poses, ...roles.values, roles.escalated].filter(Boolean);
     const outputs = await runItems(engine, input, prepared, 1, this.imageShape(), [...names, ...tracedOutputs(layers)]);
     const milliseconds = { prepare: between - start, run: performance.now() - between };
-    const found = metadata.task === "regression" ? this.estimated(outputs) : this.classified(outputs, choice);
+    const found =
+      metadata.task === "regression"
+        ? this.estimated(outputs)
+        : metadata.task === "segmentation"
+          ? this.segmented(outputs, choice.threshold ?? CONFIDENT, size)
+          : this.classified(outputs, choice);
     const seen = this.seen(prepared, found.scores, options.invert ?? false);
     const prediction: Prediction = { ...found, ...seen, input: prepared, milliseconds };
     return options.trace ? { ...prediction, trace: tracedLayers(layers, outputs) } : prediction;
@@ -174,9 +193,12 @@ export class Session {
     if (this.closed) throw new CapsedgeError("input", "The session is closed.", "Load the model again.");
   }
 
-  private async prepared(image: ImageSource, invert: boolean): Promise<Float32Array> {
+  /** The input for an image, and the image's own height and width. */
+  private async sized(image: ImageSource, invert: boolean) {
     const p = this.preprocessing();
-    return prepare(await pixelsOf(image, p, this.parts.limits), p, invert);
+    const pixels = await pixelsOf(image, p, this.parts.limits);
+    const size: [number, number] = [pixels.height, pixels.width];
+    return { input: prepare(pixels, p, invert), size };
   }
 
   private preprocessing(): Preprocessing {
@@ -199,6 +221,12 @@ export class Session {
         "input",
         "top and threshold choose among classes, but a regression has none.",
         "Leave them out.",
+      );
+    if (task === "segmentation" && top !== undefined)
+      throw new CapsedgeError(
+        "input",
+        "top chooses among the classes of an image, but each pixel of a segmentation has its own.",
+        "Leave it out.",
       );
     return { top: top ?? null, threshold: threshold ?? null };
   }
@@ -279,7 +307,22 @@ export class Session {
       poses: { data: poses, dims: [scores.length, poses.length / scores.length] },
       values: [],
       escalated,
+      mask: null,
     };
+  }
+
+  private segmented(outputs: Outputs, threshold: number, size: [number, number] | null) {
+    const { roles, metadata } = this.parts;
+    const found = outputs.get(roles.scores) as FloatArray;
+    checkFinite(found.data, roles.scores);
+    const p = metadata.preprocessing;
+    const named = metadata.classNames.length;
+    const maps = [3, 4].includes(found.dims.length) ? mapsOf(found.dims, p) : 0;
+    if (!maps || maps > UNKNOWN || (named && named !== Math.max(2, maps))) throw otherSize(found, named, "maps");
+    const [channels, ...sides] = this.imageShape() as [number, number, number];
+    const own = size ?? (p?.layout === "NHWC" ? [channels, sides[0]] : sides);
+    const mask = maskOf(found, p, own as [number, number], levelOf(threshold, roles.kind));
+    return { ...NO_CLASSES, values: [], mask };
   }
 
   private estimated(outputs: Outputs) {
@@ -292,16 +335,8 @@ export class Session {
     if (found.length !== description.values.length) {
       throw otherSize({ dims: [found.length] }, description.values.length, "values");
     }
-    return {
-      label: null,
-      index: null,
-      score: null,
-      ranking: [],
-      scores: new Float32Array(0),
-      poses: { data: new Float32Array(0), dims: [0, 0] },
-      values: found.map((value, k) => ({ name: "", unit: "", ...description.values[k], value })),
-      escalated: null,
-    };
+    const values = found.map((value, k) => ({ name: "", unit: "", ...description.values[k], value }));
+    return { ...NO_CLASSES, values, mask: null };
   }
 
   private seen(prepared: Float32Array, scores: Float32Array, inverted: boolean) {

@@ -197,7 +197,7 @@ typedef struct capsedge_description {
   int64_t batch; /* images that the file is fixed to; -1: any number */
   const char* architecture;
   const char* routing;
-  const char* task; /* "single-label", "multi-label" or "regression" */
+  const char* task; /* "single-label", "multi-label", "regression" or "segmentation" */
   const char* precision;
   int32_t iterations;
   int32_t class_count;    /* 0 if the file does not state it */
@@ -509,8 +509,9 @@ typedef struct capsedge_predict_options {
 } capsedge_predict_options;
 #define CAPSEDGE_PREDICT_OPTIONS_INIT {sizeof(capsedge_predict_options), 0, 0, 0, 0}
 
-/** Classify images of any sizes, or compute the values of a regression, which takes no top_k and no threshold. Without both:
- * the best label of a single-label model, those with a score of at least 0.5 of a multi-label model. `options` may be NULL.
+/** Classify or segment images of any sizes, or compute the values of a regression, which takes no top_k and no threshold. Without both:
+ * the best label of a single-label model, those with a score of at least 0.5 of a multi-label model. A segmentation takes no top_k; its
+ * threshold, 0.5 by default, decides a mask of one class. `options` may be NULL.
  * Ownership: the images are the caller's and not kept; the prediction holds the results until the next capsedge_predict
  * with it.
  * Threads: any number at once on one session, each with its own prediction.
@@ -537,19 +538,23 @@ typedef struct capsedge_result {
   size_t size;
   const capsedge_label* labels; /* best first; equal scores in the order of their classes */
   size_t label_count;
-  const double* scores; /* [class_count]; NULL for a regression */
+  const double* scores; /* [class_count]; NULL for a regression and a segmentation */
   const float* poses;   /* [class_count, pose_size]; NULL in a model without poses */
   int32_t class_count;
   int32_t pose_size;
-  const char* score_kind; /* "length" of the class's capsule, or "probability"; NULL for a regression */
+  const char* score_kind; /* "length" of the class's capsule, or "probability"; NULL for a regression and a segmentation */
   const double* values;   /* [value_count], of a regression; capsedge_value_name has their names and units */
   size_t value_count;     /* 0 for a classification */
   const char* atypical; /* why there is nothing to see in the image, by the criterion of the model (docs/reference/metadata.md), such as
                         * "less contrast than in any training image"; NULL if there is something, and in a model without a
                         * criterion. Labels, scores and values are as without it. Belongs to the library. */
   int32_t escalated; /* of a cascade (docs/how-to/cascade.md): 1 if its large network decided, 0 if the small one did; -1 for other models */
+  const uint8_t* mask; /* [mask_height, mask_width] of a segmentation, in the image's own size: the class of each pixel, whose name is
+                        * capsedge_class_name; 255 where the network did not see the image. NULL for other models */
+  int32_t mask_height;
+  int32_t mask_width;
 } capsedge_result;
-#define CAPSEDGE_RESULT_INIT {sizeof(capsedge_result), NULL, 0, NULL, NULL, 0, 0, NULL, NULL, 0, NULL, -1}
+#define CAPSEDGE_RESULT_INIT {sizeof(capsedge_result), NULL, 0, NULL, NULL, 0, 0, NULL, NULL, 0, NULL, -1, NULL, 0, 0}
 
 /** How many images the prediction holds.
  * Ownership: nothing changes hands.

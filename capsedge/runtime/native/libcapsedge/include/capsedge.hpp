@@ -142,6 +142,8 @@ struct ImageResult {
   View<double> values;               // of a regression; Session::value_name has their names and units
   const char* atypical = nullptr;     // why there is nothing to see in the image; null if there is something
   int32_t escalated = -1;             // of a cascade: 1 if its large network decided, 0 if the small one; -1 for others
+  View<uint8_t> mask;                 // of a segmentation, [mask_height, mask_width]: the class of each pixel, 255 unknown
+  int32_t mask_height = 0, mask_width = 0;
 };
 
 struct ValueName {
@@ -177,7 +179,8 @@ class Prediction {
     if (!Result<void>(capsedge_prediction_result(handle_, i, &r))) return {};
     const auto classes = static_cast<size_t>(r.class_count);
     return {{r.labels, r.label_count}, {r.scores, classes}, {r.poses, classes * static_cast<size_t>(r.pose_size)},
-            r.pose_size, r.score_kind, {r.values, r.value_count}, r.atypical, r.escalated};
+            r.pose_size, r.score_kind, {r.values, r.value_count}, r.atypical, r.escalated,
+            {r.mask, static_cast<size_t>(r.mask_height) * static_cast<size_t>(r.mask_width)}, r.mask_height, r.mask_width};
   }
   ImageResult operator[](size_t i) const&& = delete;
 

@@ -153,7 +153,10 @@ void check_outputs(const DeclaredOutputs& o, const Metadata& m) {
     if (o.names.empty() || o.units.size() != o.names.size())
       throw JsonError("the values have " + std::to_string(o.names.size()) + " names and " + std::to_string(o.units.size()) + " units");
   } else if (o.scores.empty() || !o.values.empty() || !o.names.empty() || !o.units.empty()) {
-    throw JsonError("a classification has an output for scores, and no values");
+    throw JsonError(std::string("a ") + (m.segmentation() ? "segmentation" : "classification") +
+                    " has an output for scores, and no values");
+  } else if (m.segmentation() && !o.poses.empty()) {
+    throw JsonError("a segmentation has no output for poses");
   } else {
     known_word<spec::ScoreKind>(o.kind, "kind of scores");
   }
@@ -199,7 +202,7 @@ std::optional<Metadata> read_metadata(const std::map<std::string, std::string>& 
     const Json& preprocessing = values.at("preprocessing");
     if (preprocessing.kind != Json::kNull) m.preprocessing = preprocessing_of(preprocessing);
     if (values.count("outputs") != 0) m.outputs = outputs_of(values.at("outputs"));
-    if (m.outputs || m.regression()) check_outputs(m.outputs.value_or(DeclaredOutputs()), m);
+    if (m.outputs || m.regression() || m.segmentation()) check_outputs(m.outputs.value_or(DeclaredOutputs()), m);
     if (values.count("typical_input") != 0) {
       m.typical_input = typical_input_of(values.at("typical_input"));
       if (!m.preprocessing) throw JsonError("typical_input needs the preprocessing of images");
@@ -207,7 +210,10 @@ std::optional<Metadata> read_metadata(const std::map<std::string, std::string>& 
         throw JsonError("typical_input needs " + std::to_string(spec::kLeastSide) + " pixels a side");
     }
     m.cascade = values.count("cascade") != 0;
-    if (m.cascade && m.regression()) throw JsonError("a regression has no classes, so it cannot be a cascade");
+    if (m.segmentation() && !m.class_names.empty() && (m.class_names.size() < 2 || m.class_names.size() > spec::kUnknownClass))
+      throw JsonError("a segmentation has 2 to " + std::to_string(spec::kUnknownClass) + " classes");
+    if (m.cascade && (m.regression() || m.segmentation()))
+      throw JsonError(std::string("a ") + text_of(m.task) + " has no classes of images, so it cannot be a cascade");
   } catch (const JsonError& error) {
     throw Failure(CAPSEDGE_ARTEFACT, "The model's metadata cannot be read.", std::string(error.what()) + ".",
                   "Export the model again with `capsedge export`.");

@@ -30,6 +30,7 @@ struct Metadata {
   bool cascade = false;  // whether the output `escalated` states which network decided
 
   bool regression() const { return task == spec::Task::kRegression; }
+  bool segmentation() const { return task == spec::Task::kSegmentation; }
 };
 
 // Nothing where the file has no properties of ours. Throws Failure (CAPSEDGE_ARTEFACT) where they are damaged or of

@@ -75,6 +75,24 @@ std::string misfit_of_values(const DeclaredOutputs& declared, const Backend& bac
   return "It names " + std::to_string(named) + " values, the outputs have " + found + ".";
 }
 
+// The number of maps in scores [N, H, W] or [N, maps, H, W], channels last if the input has them so; -1 if the file leaves it open.
+int64_t maps_of(const Port& port, bool last) { return port.shape.size() == 3 ? 1 : port.shape[last ? 3 : 1]; }
+
+std::string misfit_of_maps(const Metadata& m, const Backend& backend) {
+  const Port* const port = port_of(backend, m.outputs->scores);
+  if (port == nullptr) return "";  // it was omitted when the model was opened
+  const std::string of = port->name + " has " + shape_of(*port);
+  if (port->shape.size() != 3 && port->shape.size() != 4) return "A mask needs scores [H, W] or [maps, H, W], " + of + ".";
+  const auto named = static_cast<int64_t>(m.class_names.size());
+  int64_t maps = maps_of(*port, m.preprocessing && m.preprocessing->channels_last);
+  if (maps < 0) maps = named > 0 ? named : 1;
+  if (maps > spec::kUnknownClass) return "A mask has at most " + std::to_string(spec::kUnknownClass) + " classes, " + of + ".";
+  maps = std::max<int64_t>(2, maps);
+  if (named > 0 && named != maps)
+    return "It names " + std::to_string(named) + " classes, " + of + ", maps of " + std::to_string(maps) + ".";
+  return "";
+}
+
 bool is_float(int32_t type) { return type == CAPSEDGE_FLOAT32 || type == CAPSEDGE_FLOAT16; }
 
 // Adds an output whose sizes are those of the file, and `open` where it leaves one open after the batch. False if it is not
@@ -129,6 +147,33 @@ void find_values(const DeclaredOutputs& declared, const Backend& backend, Output
   a.fix = kUseRun;
 }
 
+void find_maps(const Metadata& m, const Backend& backend, OutputRoles& a) {
+  const Port* const port = port_of(backend, m.outputs->scores);
+  if (port == nullptr) {
+    a.why_not = "It was opened without its scores.";
+    a.fix = "Name them in capsedge_open_options.outputs.";
+    return;
+  }
+  const bool last = m.preprocessing && m.preprocessing->channels_last;
+  const auto kind = word_of<ScoreKind>(m.outputs->kind);
+  a.logits = kind == ScoreKind::kLogits;
+  a.kind = text_of(kind == ScoreKind::kLength ? kind : ScoreKind::kProbability);
+  a.class_names = m.class_names;
+  const auto named = static_cast<int64_t>(m.class_names.size());
+  a.possible = add(backend, m.outputs->scores, port->shape.size() == 4 && !last ? std::max<int64_t>(named, 1) : -1, a);
+  if (!a.possible) {
+    a.why_not = "Its scores are not floats of fixed sizes.";
+    a.fix = kUseRun;
+    return;
+  }
+  const std::vector<int64_t>& shape = a.outputs[0].shape;
+  ScoreMaps maps{shape[0], shape[1], 1};
+  if (shape.size() == 3 && last) maps.maps = maps.pixel = shape[2], maps.map = 1;
+  else if (shape.size() == 3) maps = {shape[1], shape[2], shape[0], 1, shape[1] * shape[2]};
+  a.maps = maps;
+  for (int64_t j = named; j < std::max<int64_t>(2, maps.maps); ++j) a.class_names.push_back(std::to_string(j));
+}
+
 void find_scores(const Metadata& m, const Backend& backend, OutputRoles& a) {
   std::string scores = port_of(backend, kLengths) ? kLengths : kLogits, poses = kPoses;
   ScoreKind kind = scores == kLengths ? ScoreKind::kLength : ScoreKind::kLogits;
@@ -181,6 +226,7 @@ std::string misfit(const Metadata& m, const Backend& backend, const std::vector<
   for (const std::string& name : declared)
     if (!has(name)) return "It names the output " + name.substr(0, 80) + "; the graph has " + joined(names) + ".";
   if (m.regression()) return misfit_of_values(*m.outputs, backend);
+  if (m.segmentation()) return misfit_of_maps(m, backend);
   return unfit_classes(m, backend, m.outputs->scores, m.outputs->poses);
 }
 
@@ -192,6 +238,7 @@ OutputRoles output_roles(const Metadata* m, const Backend& backend) {
     return a;
   }
   if (m->regression()) find_values(*m->outputs, backend, a);
+  else if (m->segmentation()) find_maps(*m, backend, a);
   else find_scores(*m, backend, a);
   if (a.possible && !is_float(backend.inputs()[0].type)) {
     a.possible = false;

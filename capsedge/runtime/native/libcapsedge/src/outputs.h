@@ -1,10 +1,12 @@
 // The outputs of a model that hold scores, poses and values (capsedge/runtime/session/output_roles.py).
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "backend.h"
+#include "masks.h"
 #include "metadata.h"
 
 namespace capsedge::libcapsedge {
@@ -27,6 +29,7 @@ struct OutputRoles {
   const char* kind = nullptr;  // of scores: "length" or "probability"
   int32_t classes = 0, pose_size = 0;
   size_t values = 0;  // of a regression
+  std::optional<ScoreMaps> maps;  // of a segmentation; its classes have no scores of an image
   std::vector<std::string> class_names;  // one per class; numbers if the file has no names
 };
 

@@ -57,7 +57,13 @@ void Prediction::check_options(const OutputRoles& roles, PredictOptions& options
     fail_usage("threshold is " + std::to_string(options.threshold) + ".", "Scores go from 0 to 1.");
   if (roles.regression && (options.top_k > 0 || options.use_threshold))
     fail_usage("The model estimates values.", "top_k and threshold choose among classes, but it has none.", "Leave them out.");
+  if (roles.maps && options.top_k > 0)
+    fail_usage("The model segments images.", "top_k chooses among the classes of an image, but each pixel has its own.", "Leave it out.");
   if (options.top_k > 0 || options.use_threshold) return;
+  if (roles.maps) {
+    options.threshold = spec::kConfident;
+    return;
+  }
   if (roles.several) {
     options.use_threshold = true;
     options.threshold = spec::kConfident;
@@ -77,8 +83,10 @@ void Prediction::predict(const Session& session, const capsedge_image* images, s
   names_ = session.class_names();
   classes_ = roles.classes;
   pose_size_ = roles.pose_size;
-  kind_ = roles.kind;
+  kind_ = roles.maps ? nullptr : roles.kind;
   value_count_ = roles.values;
+  segmentation_ = roles.maps.has_value();
+  find_mask_places(images, count);
   const auto classes = static_cast<size_t>(classes_);
   scores_.resize(count * classes);
   poses_.resize(count * classes * static_cast<size_t>(pose_size_));
@@ -98,7 +106,7 @@ void Prediction::predict(const Session& session, const capsedge_image* images, s
     prepare_batch(session, images, first, used, rows, options.invert);
     look(session, used);
     run(session, rows, used);
-    keep(roles, first, used, options);
+    keep(session, first, used, options);
   }
   count_ = count;
 }
@@ -174,7 +182,37 @@ void Prediction::run(const Session& session, size_t rows, size_t used) {
   }
 }
 
-void Prediction::keep(const OutputRoles& roles, size_t first, size_t used, const PredictOptions& options) {
+// The room of each image's mask; an image whose size is wrong is refused when it is prepared.
+void Prediction::find_mask_places(const capsedge_image* images, size_t count) {
+  mask_sizes_.clear();
+  mask_starts_.clear();
+  size_t total = 0;
+  for (size_t n = 0; n < count && segmentation_; ++n) {
+    const bool sound = images[n].height > 0 && images[n].width > 0 && int64_t{images[n].height} * images[n].width <= limits::kImagePixels;
+    mask_sizes_.push_back(sound ? Size{images[n].height, images[n].width} : Size{0, 0});
+    mask_starts_.push_back(total);
+    total += static_cast<size_t>(mask_sizes_.back().height * mask_sizes_.back().width);
+  }
+  masks_.resize(total);
+}
+
+void Prediction::keep_masks(const ScoreMaps& maps, const Preprocessing& preprocessing, size_t first, size_t used, float level) {
+  const auto each = static_cast<size_t>(maps.height * maps.width * maps.maps);
+  for (size_t n = 0; n < used; ++n) {
+    const Size size = mask_sizes_[first + n];
+    write_mask(maps, found_[0].data() + n * each, preprocessing, size.height, size.width, level, mask_scratch_,
+               masks_.data() + mask_starts_[first + n]);
+    escalated_.push_back(-1);
+    ends_.push_back(0);
+  }
+}
+
+void Prediction::keep(const Session& session, size_t first, size_t used, const PredictOptions& options) {
+  const OutputRoles& roles = session.roles();
+  if (roles.maps) {
+    keep_masks(*roles.maps, session.preprocessing(), first, used, mask_level(options.threshold, roles.logits));
+    return;
+  }
   if (roles.regression) {
     for (size_t n = 0; n < used; ++n) {
       double* to = values_.data() + (first + n) * value_count_;
@@ -233,6 +271,10 @@ void Prediction::result(size_t image, capsedge_result& result) const {
   result.score_kind = kind_;
   result.atypical = atypical_[image];
   result.escalated = escalated_[image];
+  if (!segmentation_) return;
+  result.mask = masks_.data() + mask_starts_[image];
+  result.mask_height = static_cast<int32_t>(mask_sizes_[image].height);
+  result.mask_width = static_cast<int32_t>(mask_sizes_[image].width);
 }
 
 }  // namespace capsedge::libcapsedge

@@ -28,8 +28,10 @@ class Prediction {
   void check_options(const OutputRoles& roles, PredictOptions& options) const;
   void prepare_batch(const Session& session, const capsedge_image* images, size_t first, size_t used, size_t rows, bool invert);
   void run(const Session& session, size_t rows, size_t used);
-  void keep(const OutputRoles& roles, size_t first, size_t used, const PredictOptions& options);
+  void keep(const Session& session, size_t first, size_t used, const PredictOptions& options);
   void choose(size_t image, const PredictOptions& options);
+  void find_mask_places(const capsedge_image* images, size_t count);
+  void keep_masks(const ScoreMaps& maps, const Preprocessing& preprocessing, size_t first, size_t used, float level);
   void look(const Session& session, size_t used);
 
   std::atomic<bool> busy_{false};
@@ -44,9 +46,14 @@ class Prediction {
   std::vector<capsedge_label> labels_;  // of all images
   std::vector<size_t> ends_;            // of each image's labels
   std::vector<int32_t> escalated_;       // of each image: whether a cascade's large network decided; -1 for other models
+  bool segmentation_ = false;
+  std::vector<uint8_t> masks_;           // of all images, one after the other
+  std::vector<Size> mask_sizes_;         // of each image
+  std::vector<size_t> mask_starts_;      // of each image
   std::vector<const char*> atypical_;    // why there is nothing to see in each image, or null
   // Of one run.
   PrepareScratch scratch_;
+  MaskScratch mask_scratch_;
   std::vector<float> input_;
   std::vector<std::vector<float>> found_;  // of each output of the answers
   std::vector<uint16_t> half_;

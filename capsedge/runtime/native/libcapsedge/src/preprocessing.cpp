@@ -16,10 +16,6 @@ namespace {
 // Luma of ITU-R BT.601 in 1/65536.
 constexpr float kRed = 19595.0f, kGreen = 38470.0f, kBlue = 7471.0f, kUnit = 65536.0f;
 
-struct Size {
-  int64_t height, width;
-};
-
 // Largest size of the image's aspect ratio within the target; halves round up.
 Size fit(Size from, Size within) {
   if (from.height * within.width >= from.width * within.height)
@@ -138,7 +134,17 @@ class Rows {
   std::vector<float>& values_;
 };
 
-// The first source pixel of target pixel `index`, and the weights of it and the following pixels.
+// to[x] = w[0] rows[0][x], then every further product is added.
+void add_row(bool first, float weight, const float* row, int64_t count, float* to) {
+  if (first) {
+    for (int64_t x = 0; x < count; ++x) to[x] = weight * row[x];
+  } else {
+    for (int64_t x = 0; x < count; ++x) to[x] = to[x] + weight * row[x];
+  }
+}
+
+}  // namespace
+
 int64_t taps(int64_t source, int64_t target, int64_t index, std::vector<float>& weights) {
   const int64_t centre = (2 * index + 1) * source, half = 2 * std::max(source, target);
   const auto weight = [&](int64_t k) { return half - std::abs((2 * k + 1) * target - centre); };
@@ -153,16 +159,21 @@ int64_t taps(int64_t source, int64_t target, int64_t index, std::vector<float>& 
   return first;
 }
 
-// to[x] = w[0] rows[0][x], then every further product is added.
-void add_row(bool first, float weight, const float* row, int64_t count, float* to) {
-  if (first) {
-    for (int64_t x = 0; x < count; ++x) to[x] = weight * row[x];
-  } else {
-    for (int64_t x = 0; x < count; ++x) to[x] = to[x] + weight * row[x];
+Placement place(const Preprocessing& p, int64_t height, int64_t width) {
+  const Size whole{height, width}, target{p.height, p.width};
+  Placement placed{whole, target, target};
+  if (p.resize == Resize::kCrop) {
+    placed.part = fit(target, whole);
+  } else if (p.resize == Resize::kPad) {
+    placed.inner = fit(whole, target);
+  } else if (p.resize == Resize::kCenter) {
+    placed.inner = {std::min(whole.height, target.height), std::min(whole.width, target.width)};
+    placed.part = placed.inner;
   }
+  placed.top = (whole.height - placed.part.height) / 2;
+  placed.left = (whole.width - placed.part.width) / 2;
+  return placed;
 }
-
-}  // namespace
 
 std::array<int64_t, 3> Preprocessing::shape() const {
   if (channels_last) return {height, width, channels};
@@ -194,30 +205,6 @@ std::string Preprocessing::wrong() const {
 }
 
 namespace {
-
-// The part of the image that is kept, the size it is resized to, and the whole target.
-struct Placement {
-  Size part, inner, target;
-  int64_t top = 0, left = 0;  // of the part in the image
-
-  bool padded() const { return inner.height != target.height || inner.width != target.width; }
-};
-
-Placement place(const Preprocessing& p, const capsedge_image& image) {
-  const Size whole{image.height, image.width}, target{p.height, p.width};
-  Placement placed{whole, target, target};
-  if (p.resize == Resize::kCrop) {
-    placed.part = fit(target, whole);
-  } else if (p.resize == Resize::kPad) {
-    placed.inner = fit(whole, target);
-  } else if (p.resize == Resize::kCenter) {
-    placed.inner = {std::min(whole.height, target.height), std::min(whole.width, target.width)};
-    placed.part = placed.inner;
-  }
-  placed.top = (whole.height - placed.part.height) / 2;
-  placed.left = (whole.width - placed.part.width) / 2;
-  return placed;
-}
 
 // Along the height: scratch.tall becomes [inner.height][part.width][channels].
 void resize_height(const Placement& placed, int64_t channels, Rows& rows, PrepareScratch& scratch) {
@@ -257,7 +244,7 @@ void resize_width(const Placement& placed, const Preprocessing& p, PrepareScratc
   const bool levels = p.per_image == PerImage::kMinMax;
   const Size &part = placed.part, &inner = placed.inner, &target = placed.target;
   const int64_t channels = p.channels, row = part.width * channels;
-  const int64_t down = (target.height - inner.height) / 2, right = (target.width - inner.width) / 2;
+  const int64_t down = placed.down(), right = placed.right();
   for (int64_t c = 0; c < channels && placed.padded(); ++c)
     std::fill(to + c * target.height * target.width, to + (c + 1) * target.height * target.width,
               levels ? 0.0f : normalization(p, c).of(0.0f));
@@ -309,7 +296,7 @@ void prepare(const Preprocessing& p, const capsedge_image& image, bool invert, c
              PrepareScratch& scratch, float* to) {
   check_image(image, p.channels, name);
   Rows rows(image, p.channels, invert, name, scratch.row);
-  const Placement placed = place(p, image);
+  const Placement placed = place(p, image.height, image.width);
   const bool permuted = p.channels_last && p.channels > 1;
   if (permuted) scratch.planes.resize(static_cast<size_t>(p.values()));
   float* const planes = permuted ? scratch.planes.data() : to;

@@ -32,6 +32,26 @@ struct Preprocessing {
   std::string wrong() const;
 };
 
+struct Size {
+  int64_t height, width;
+};
+
+// The part of an image that is kept, the size it is resized to, and the whole input, where it is centred.
+struct Placement {
+  Size part, inner, target;
+  int64_t top = 0, left = 0;  // of the part in the image
+
+  bool padded() const { return inner.height != target.height || inner.width != target.width; }
+  int64_t down() const { return (target.height - inner.height) / 2; }
+  int64_t right() const { return (target.width - inner.width) / 2; }
+};
+
+// Of an image of this size.
+Placement place(const Preprocessing& preprocessing, int64_t height, int64_t width);
+
+// The first source pixel of target pixel `index`, and the weights of it and the following pixels.
+int64_t taps(int64_t source, int64_t target, int64_t index, std::vector<float>& weights);
+
 // Memory for intermediate steps, reused for every image.
 struct PrepareScratch {
   std::vector<float> row, tall, part, weights, planes;

@@ -5,6 +5,7 @@ export const PREFIX = "capsedge.";
 export const SCHEMA = 1;
 export const LEAST_SIDE = 3;
 export const CONFIDENT = 0.5; // a score from which a class applies
+export const UNKNOWN = 255; // in a mask: of a pixel that the network did not see
 export const WASM_KIND = "capsedge-wasm"; // of what `capsedge build --target wasm` writes
 export const WASM_SECTION = "capsedge"; // of the module: what it states about itself
 export const COMPILED_SCHEMA = 1;

@@ -140,7 +140,7 @@ export const PARQUET_LIST_VALUES = 268_435_456;
 export const PARQUET_LIST_RATIO = 256;
 
 // Words.
-export const TASK_WORDS = ["single-label", "multi-label", "regression"] as const;
+export const TASK_WORDS = ["single-label", "multi-label", "regression", "segmentation"] as const;
 export type Task = (typeof TASK_WORDS)[number];
 export const ROUTING_WORDS = ["dynamic", "em", "attention", "self-attention"] as const;
 export type Routing = (typeof ROUTING_WORDS)[number];
