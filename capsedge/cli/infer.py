@@ -17,7 +17,6 @@ from capsedge.cli._paths import (
     READS_MODEL_OR_NAME,
     WRITES,
     WRITES_FILE_OR_FOLDER,
-    WRITES_FRAMES,
 )
 from capsedge.errors import ExitCode, UsageError
 from capsedge.options import LARGEST_COUNT, Option
@@ -56,10 +55,10 @@ Output = Annotated[
         "-o",
         "--output",
         help="With --inputs: write the outputs to this .npz file. For a segmentation: write the mask of each "
-        "image into this folder, as an indexed PNG. Of moving pictures: a video with the predictions drawn in "
+        "image into this folder, as an indexed PNG. Of moving pictures: a video with predictions drawn on it "
         "(.mp4, .mkv, .mov), lines of JSON (.jsonl), or else a folder of PNG files.",
     ),
-    WRITES_FRAMES,
+    WRITES_FILE_OR_FOLDER,
 ]
 Overlay = Annotated[
     Path | None,
