@@ -58,6 +58,9 @@ if TYPE_CHECKING:
     from capsedge.runtime.session.routing_trace import Trace, TracedLayer
     from capsedge.runtime.session.session import Session
     from capsedge.runtime.user_metadata import Description
+    from capsedge.runtime.video.camera import Camera
+    from capsedge.runtime.video.file import VideoFile
+    from capsedge.runtime.video.watching import WatchedFolder
     from capsedge.serving.serve import serve
     from capsedge.verification.certificate import Certificate
     from capsedge.verification.verify import verify
@@ -76,6 +79,9 @@ _HOMES = {
     "Prediction": "capsedge.runtime.session.predictions",
     "Trace": "capsedge.runtime.session.routing_trace",
     "TracedLayer": "capsedge.runtime.session.routing_trace",
+    "VideoFile": "capsedge.runtime.video.file",
+    "Camera": "capsedge.runtime.video.camera",
+    "WatchedFolder": "capsedge.runtime.video.watching",
     "batch": "capsedge.batch_inference.batch",
     "BatchReport": "capsedge.batch_inference.batch",
     "profile": "capsedge.runtime.profiling.profile",
@@ -135,6 +141,7 @@ __all__ = [
     "ArtefactError",
     "BatchReport",
     "BuildReport",
+    "Camera",
     "CapsedgeError",
     "CascadeReport",
     "Certificate",
@@ -165,6 +172,8 @@ __all__ = [
     "TritonDeployment",
     "UnsupportedModelError",
     "UsageError",
+    "VideoFile",
+    "WatchedFolder",
     "WebDeployment",
     "__version__",
     "batch",

@@ -31,13 +31,15 @@ MEANINGS: tuple[tuple[ExitCode | str, str, str], ...] = (
     (
         ExitCode.USAGE,
         "wrong usage",
-        "unknown option or model, unreadable image (`infer` and `batch` first process the others), "
+        "unknown option or model, unreadable image (`infer` and `batch` first process the others), a video "
+        "that is damaged (`infer` first processes the frames before), no such camera, "
         "`--iters 0`, a path that cannot be written",
     ),
     (
         ExitCode.ENVIRONMENT,
         "environment",
-        "a missing package, a full disk (including the one that standard output is redirected to)",
+        "a missing package, a full disk (including the one that standard output is redirected to), a camera "
+        "that is busy or was unplugged",
     ),
     (
         ExitCode.PARITY,
@@ -60,7 +62,7 @@ MEANINGS: tuple[tuple[ExitCode | str, str, str], ...] = (
         "129, 130, 143",
         "ended by SIGHUP, SIGINT (Ctrl-C) or SIGTERM",
         "no unfinished file is left; `train` and `prune` keep the finished epochs, `batch` the finished "
-        "parts, and `--resume` continues from them",
+        "parts, and `--resume` continues from them; `infer` finishes what it writes of moving pictures",
     ),
     (
         "141",
