@@ -4,12 +4,14 @@
     make wheels-all                         # those for the other systems too
     python -m tools.wheels pure x86_64      # some of them
 
-The libraries are compiled by zig's Clang on one machine: for Linux with glibc 2.17 (2012) on both processors,
-and for Windows 10 and later on x86-64, whose libraries `tools/pe.py` judges. A wheel
-for this machine's processor is refused if its kernels choose other SIMD levels here than the local build's:
-without vectors it would compute the same, many times slower. The wheel without libraries (``py3-none-any``)
-serves every other platform: models run there through the function bodies in their files. The CUDA kernels
-and TensorRT plugins are a distribution of their own, ``capsedge-cuda`` (`tools/cuda_wheel.py`).
+The libraries are compiled by zig's Clang on one machine: for Linux with glibc 2.17 (2012) on both processors;
+for Windows 10 and later on x86-64, whose libraries `tools/pe.py` judges; for macOS 14 and later on Apple's
+processors, whose libraries LLVM's linker links and `tools/macos/macho.py` judges. Those never ran on macOS.
+A wheel for this machine's processor is refused if its kernels choose other SIMD levels here than the local
+build's: without vectors it would compute the same, many times slower. The wheel without libraries
+(``py3-none-any``) serves every other platform: models run there through the function bodies in their files.
+The CUDA kernels and TensorRT plugins are a distribution of their own, ``capsedge-cuda``
+(`tools/cuda_wheel.py`).
 """
 
 from __future__ import annotations
@@ -30,31 +32,35 @@ from capsedge.deploy.web import built_page
 from capsedge.errors import EnvironmentProblem
 from capsedge.runtime.backends import native_library
 from tools import cuda_wheel, pe, zig
+from tools.macos import link, macho
 
 ROOT = Path(__file__).resolve().parent.parent
 DIST = ROOT / "dist"
 PROCESSORS = zig.PROCESSORS
-OTHER_SYSTEMS = (zig.WINDOWS,)  # built by `make wheels-all` and for a release
+OTHER_SYSTEMS = (zig.WINDOWS, zig.MACOS)  # built by `make wheels-all` and for a release
 LINUX = ("sdist", "pure", *PROCESSORS, "cuda")
 KINDS = (*LINUX, *OTHER_SYSTEMS)
 TAGS = {
     # As PEP 600 names a processor and a C library.
     **{p: f"manylinux_{zig.GLIBC[0]}_{zig.GLIBC[1]}_{p}" for p in PROCESSORS},
     zig.WINDOWS: "win_amd64",
+    zig.MACOS: f"macosx_{link.OLDEST.replace('.', '_')}_arm64",
 }
+_JUDGES = {zig.WINDOWS: pe.wheel_problems, zig.MACOS: macho.wheel_problems}
 
 
 def judged_tag(wheel: Path) -> str:
-    """The platform tag that a wheel deserves by what its libraries need: auditwheel's, or ours for Windows.
+    """The platform tag that a wheel deserves by what its libraries need: auditwheel's for Linux, else ours.
 
     Raises:
-        SystemExit: its Windows libraries would not load everywhere, or export the wrong functions.
+        SystemExit: its libraries would not load everywhere on another system, or export the wrong functions.
         subprocess.CalledProcessError: it is not a wheel with libraries.
     """
-    if wheel.stem.endswith(TAGS[zig.WINDOWS]):
-        if found := pe.wheel_problems(wheel):
-            raise SystemExit("\n".join([f"error: {wheel.name} is not usable:", *found]))
-        return TAGS[zig.WINDOWS]
+    for kind, judge in _JUDGES.items():
+        if wheel.stem.endswith(TAGS[kind]):
+            if problems := judge(wheel):
+                raise SystemExit("\n".join([f"error: {wheel.name} is not usable:", *problems]))
+            return TAGS[kind]
     said = subprocess.run(
         [sys.executable, "-m", "auditwheel", "show", str(wheel)],
         capture_output=True, encoding="utf-8", check=True,
@@ -139,7 +145,7 @@ def _with_libraries(folder: Path, kind: str) -> Path:
     (tagged,) = folder.iterdir()
     if kind == platform.machine():
         check_levels(tagged)
-    if kind == zig.WINDOWS:
+    if kind in _JUDGES:
         judged_tag(tagged)
     return tagged
 
@@ -152,8 +158,8 @@ def make(kind: str, target: Path = DIST) -> Path:
         target: folder into which it is moved when complete.
 
     Raises:
-        SystemExit: zig is missing, the wheel has other SIMD levels than the local build, its libraries
-            do not suit Windows, or the CUDA kernels are not compiled.
+        SystemExit: zig or LLVM's linker is missing, the wheel has other SIMD levels than the local build, its
+            libraries do not suit their system, or the CUDA kernels are not compiled.
         subprocess.CalledProcessError: the build failed; its output is on stderr.
     """
     with tempfile.TemporaryDirectory(prefix="capsedge-wheel-") as name:

@@ -17,6 +17,10 @@ endfunction()
 if(APPLE)
   set(CMAKE_BUILD_WITH_INSTALL_NAME_DIR ON)
   set(CMAKE_INSTALL_NAME_DIR "@rpath")
+  if(CMAKE_CROSSCOMPILING)  # zig compiles; tools/macos/link.py says why it does not link
+    set(CMAKE_CXX_CREATE_SHARED_LIBRARY
+      "$ENV{CAPSEDGE_LINK} -install_name <TARGET_INSTALLNAME_DIR><TARGET_SONAME> -o <TARGET> <LINK_FLAGS> <OBJECTS> <LINK_LIBRARIES>")
+  endif()
 endif()
 
 # Links all of an archive, also what nothing refers to.
