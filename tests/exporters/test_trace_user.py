@@ -124,7 +124,9 @@ def test_several_layers(
     """Passes of a layer are found together, uniform ones among them, but for those that reach no output."""
     model = writing()
     names = [str(k) for k in range(3 if writing is attention_writings.Deep else 6)]
-    said = {"outputs": capsedge.Outputs(scores="output_1")} if writing is em_writings.OnesFirst else {}
+    said = (
+        {"outputs": capsedge.Outputs(scores="output_1")} if writing is em_writings.OnesFirst else {}
+    )
     session = exported(model, tmp_path / "own.onnx", model.example(2), class_names=names, **said)
     trace = session.trace(model.example(3).numpy(), prepared=True)
     assert [(layer.name, layer.iterations, layer.grid) for layer in trace] == layers
