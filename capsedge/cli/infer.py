@@ -162,25 +162,36 @@ def command(
         )  # fmt: skip
     if as_json:
         _print_json(session, found, reconstruct, masks)
-    elif masks is not None:
+    else:
+        _print(session, found, reconstruct, masks)
+    _log_graphs(session, options)
+    _log_hints(found)
+    _output.warn(*found.warnings)
+    if found.errors:
+        _output.log(f"{len(found.errors)} of {len(files)} images could not be read")
+        raise SystemExit(int(ExitCode.USAGE))
+
+
+def _print(
+    session: Session | Ensemble,
+    found: Classified,
+    reconstruct: Path | None,
+    masks: MaskResults | None,
+) -> None:
+    """The predictions as text, and what was written."""
+    if masks is not None:
         masks.print_table(f"{session.name}, {session.ops} operators")
         masks.log_written()
     elif found.predictions:
         _print_table(session, found)
         if reconstruct is not None:
             _output.log(f"wrote {reconstruct}")
-    _log_graphs(session, options)
-    _log_hints(found)
-    _output.warn(*found.warnings)
-    if found.escalated is not None and not as_json:
+    if found.escalated is not None:
         escalated = sum(p.escalated is True for p in found.predictions.values())
         _output.say(
             f"escalated: {escalated} of {len(found.predictions)} images, {found.escalated:.1%}, "
             "decided by the large network"
         )
-    if found.errors:
-        _output.log(f"{len(found.errors)} of {len(files)} images could not be read")
-        raise SystemExit(int(ExitCode.USAGE))
 
 
 def _check_choice(images: list[Path] | None, inputs: Path | None, **of_images: object) -> None:
