@@ -123,7 +123,7 @@ wheels: $(DEMO) web cuda ## Build the page, the CUDA kernels, the source archive
 	$(BIN)/python $(INSTALL) 'capsedge[release]'
 	$(BIN)/python -m tools.wheels
 
-wheels-all: $(DEMO) web cuda ## Build what `make wheels` builds, and the wheels for other systems
+wheels-all: $(DEMO) web cuda ## Build what `make wheels` builds, and the wheels for Windows and macOS (which needs lld-19)
 	$(BIN)/python $(INSTALL) 'capsedge[release]'
 	$(BIN)/python -m tools.wheels --all
 
@@ -146,7 +146,7 @@ test-wine: $(READY) $(PAGE) ## Run the wheel for Windows in Wine, compare it wit
 	CAPSEDGE_REQUIRE_RELEASE=1 $(BIN)/python -m pytest -n 0 -m slow tests/wine
 
 test-release: $(READY) $(PAGE) cuda ## Build a release and test what is in it, on every Python of this machine; asks the package index
-	$(BIN)/python $(INSTALL) 'capsedge[release]'
+	$(BIN)/python $(INSTALL) 'capsedge[release]' uv
 	CAPSEDGE_REQUIRE_RELEASE=1 $(BIN)/python -m pytest -n 0 -m slow tests/release --ignore=tests/release/test_arm_wheel.py
 
 test-arm: $(READY) $(PAGE) ## Test the kernels, libcapsedge and the wheel for 64-bit ARM in an emulator; installs QEMU and a compiler (Debian)

@@ -41,11 +41,11 @@ def power_mode() -> str:
 
     It determines clocks, cores and multiprocessors of the GPU; the number of the fastest differs by board.
     """
-    match = re.search(r"Power Mode: *(\S+)", _answer("nvpmodel", "-q"))
+    match = re.search(r"Power Mode: *(\S+)", _printed_by("nvpmodel", "-q"))
     return match[1] if match else ""
 
 
-def _answer(program: str, *words: str) -> str:
+def _printed_by(program: str, *words: str) -> str:
     """What a program prints; empty if it is missing or fails."""
     found = shutil.which(program)
     if found is None:
@@ -156,7 +156,7 @@ def _cpu_name() -> str:
     if sys.platform == "win32":
         name = _registered_cpu_name()
     elif sys.platform == "darwin":
-        name = _answer("/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string")
+        name = _printed_by("/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string")
     return name or platform.processor() or platform.machine()
 
 
@@ -263,8 +263,8 @@ def gpu() -> Check:
 
 def _nvidia_smi() -> str:
     query = "--query-gpu=name,driver_version,memory.total"
-    answer = _answer("nvidia-smi", query, "--format=csv,noheader")
-    return "; ".join(line.strip() for line in answer.splitlines() if line.strip())
+    printed = _printed_by("nvidia-smi", query, "--format=csv,noheader")
+    return "; ".join(line.strip() for line in printed.splitlines() if line.strip())
 
 
 def onnxruntime_packages() -> list[Check]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 from itertools import combinations
@@ -12,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
+from tests.release import interpreters
+from tests.release.conftest import missing
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -81,3 +85,28 @@ def test_every_pair_of_extras_but_the_two_agrees() -> None:
     for pair in combinations(sorted(EXTRAS.keys() - {"dev"}), 2):
         together = named(pair[0]) | named(pair[1])
         assert (together >= RUNTIMES) == (pair == ("cpu", "gpu")), pair
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("extras", ["cpu", "cpu,export"])
+@pytest.mark.parametrize("version", interpreters.supported())
+@pytest.mark.parametrize("system", ["x86_64-pc-windows-msvc", "aarch64-apple-darwin"])
+def test_extras_resolve_on_other_systems(system: str, version: str, extras: str) -> None:
+    """As wheels alone. pip resolves for its own system's markers, whatever its --platform; uv does not."""
+    uv = shutil.which("uv", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    if uv is None:
+        missing("uv resolves for another system, and is not installed: make test-release")
+    done = subprocess.run(
+        [
+            uv, "pip", "compile", "--quiet", "--no-annotate", "--python-platform", system,
+            "--python-version", version, "--only-binary", ":all:", "pyproject.toml",
+            *(f"--extra={extra}" for extra in extras.split(",")),
+        ],
+        cwd=ROOT, env=os.environ | {"MACOSX_DEPLOYMENT_TARGET": "14.0"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = {line.split("==")[0] for line in done.stdout.splitlines() if "==" in line}
+    assert {"numpy", "onnxruntime"} <= found
+    assert ("torch" in found) == ("export" in extras)

@@ -11,13 +11,17 @@ import pytest
 
 from tests.release import interpreters
 from tests.release.test_versions import pins
-from tests.release.test_wheels import LIBRARIES, names
+from tests.release.test_wheels import LINUX, names
+from tools import zig
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 # Tags of pip's --platform, newest first, and the distribution that pip must choose.
 SYSTEMS = {
-    "Windows": (["win_amd64"], "pure"),
-    "macOS on ARM": ([f"macosx_{v}_0_arm64" for v in range(15, 10, -1)], "pure"),
+    "Windows": (["win_amd64"], zig.WINDOWS),
+    "Windows on ARM": (["win_arm64"], "pure"),
+    "macOS on ARM": ([f"macosx_{v}_0_arm64" for v in range(15, 10, -1)], zig.MACOS),
+    "macOS 13": ([f"macosx_{v}_0_arm64" for v in range(13, 10, -1)], "pure"),
+    "macOS on Intel": ([f"macosx_{v}_0_x86_64" for v in range(15, 10, -1)], "pure"),
     "musl": (["musllinux_1_2_x86_64"], "pure"),
     "x86-64 of 2014": (["manylinux_2_17_x86_64"], "x86_64"),
     "ARM of 2014": (["manylinux_2_17_aarch64"], "aarch64"),
@@ -52,7 +56,7 @@ def test_all_that_it_needs_is_there(
     pip(
         "--python", python, "install", "--dry-run", "--ignore-installed", "--only-binary", ":all:",
         "--target", tmp_path / "t", *(f"--platform={tag}" for tag in SYSTEMS[system][0]),
-        "--python-version", version, "-c", constraints, f"{made['pure']}[cpu]",
+        "--python-version", version, "-c", constraints, f"{made[SYSTEMS[system][1]]}[cpu]",
     )  # fmt: skip
 
 
@@ -60,8 +64,8 @@ def test_the_source_archive_builds_the_libraries(made: dict[str, Path], tmp_path
     """By the compiler of this machine, into a wheel with the same files."""
     pip("wheel", "--no-deps", "--wheel-dir", tmp_path, made["sdist"])
     (wheel,) = tmp_path.iterdir()
-    assert names(wheel) >= LIBRARIES
+    assert names(wheel) >= LINUX
     kept = {n for n in names(made["x86_64"]) if ".dist-info/" not in n and "/_native/" not in n}
     assert kept <= names(wheel)
     with zipfile.ZipFile(wheel) as archive:
-        assert all(archive.read(name).startswith(b"\x7fELF") for name in LIBRARIES)
+        assert all(archive.read(name).startswith(b"\x7fELF") for name in LINUX)

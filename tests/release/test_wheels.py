@@ -21,6 +21,7 @@ from tests.conftest import ROOT
 from tests.release import interpreters
 from tests.release.environments import SAMPLE, answers, environment, label, without_variables
 from tools import cuda_wheel, pe, release, wheels, zig
+from tools.macos import macho
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 LINUX = {
@@ -30,6 +31,7 @@ LINUX = {
 LIBRARIES = {
     **dict.fromkeys(wheels.PROCESSORS, LINUX),
     zig.WINDOWS: {*pe.LIBRARIES, pe.IMPORT_LIBRARY},
+    zig.MACOS: {*macho.LIBRARIES},
 }
 
 

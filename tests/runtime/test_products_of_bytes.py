@@ -109,19 +109,24 @@ def test_the_c_library_gives_the_same(shared: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("processor", "flags", "saturates"),
+    ("processor", "flags", "levels", "saturates"),
     [
-        ("x86_64", "fma avx2", True),
-        ("x86_64", "avx2 avx512f avx512bw", True),
-        ("x86_64", "avx2 avx512f avx512_vnni", False),
-        ("x86_64", "avx2 avx_vnni", False),
-        ("x86_64", "", True),  # unknown: right before fast
-        ("aarch64", "", False),
+        ("x86_64", "fma avx2", "", True),
+        ("x86_64", "avx2 avx512f avx512bw", "", True),
+        ("x86_64", "avx2 avx512f avx512_vnni", "", False),
+        ("x86_64", "avx2 avx_vnni", "", False),
+        ("x86_64", "", "", True),  # unknown: right before fast
+        ("aarch64", "", "", False),
+        # Where the system does not say it, the operator library does.
+        ("AMD64", "", "plain avx2", True),
+        ("AMD64", "", "plain avx2 avx512 avx512vnni", False),
+        ("arm64", "", "plain neon", False),
     ],
 )
 def test_which_processors_saturate(
-    processor: str, flags: str, saturates: bool, monkeypatch: pytest.MonkeyPatch
+    processor: str, flags: str, levels: str, saturates: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(machine, "simd_levels", levels.split)
     monkeypatch.setattr(machine.platform, "machine", lambda: processor)
     monkeypatch.setattr(machine, "_cpuinfo", lambda _: flags)
     assert machine.saturates_products_of_bytes() is saturates

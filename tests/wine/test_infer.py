@@ -17,12 +17,11 @@ from capsedge.runtime.backends import native_library
 from capsedge.runtime.zoo import MODELS
 from tests.release.environments import SAMPLE, without_variables
 from tests.wine.conftest import MODEL, answer
-from tests.wine.test_libcapsedge import FOREIGN
+from tests.wine.test_libcapsedge import FOREIGN, PHOTOGRAPH
 from tools import wheels, wine
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 LEVELS = ("plain", "avx2", "avx512", "avx512vnni")
-PHOTOGRAPH = sorted((wheels.ROOT / "capsedge" / "zoo" / "photographs").glob("*.jpg"))[:1]
 # Every model in one process, because a start of Wine takes seconds.
 CODE = """
 import sys
@@ -46,7 +45,7 @@ def documents(text: str) -> list[dict[str, Any]]:
 
 
 def image_for(model: str) -> Path:
-    return PHOTOGRAPH[0] if model == "photos" else SAMPLE
+    return PHOTOGRAPH if model == "photos" else SAMPLE
 
 
 def on_windows(level: str) -> list[dict[str, Any]]:
