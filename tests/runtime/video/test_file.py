@@ -194,6 +194,25 @@ def test_a_file_without_video(tmp_path: Path) -> None:
         read(path)
 
 
+def test_a_codec_that_is_not_read(tmp_path: Path) -> None:
+    path = write_clip(tmp_path / "a.mov", 2, "png", pixel_format="rgb24")
+    with pytest.raises(UsageError, match=r"Its codec, png, is not read"):
+        read(path)
+
+
+def test_a_title_in_another_encoding(tmp_path: Path) -> None:
+    """It is not needed, so it does no harm."""
+    path = tmp_path / "a.mkv"
+    with av.open(path, "w") as file:
+        file.metadata["title"] = "Kapseln:AEOEUE"
+        stream = file.add_stream("mpeg4", rate=10)
+        stream.width, stream.height, stream.pix_fmt = WIDTH, HEIGHT, "yuv420p"
+        file.mux(stream.encode(av.VideoFrame.from_ndarray(numbered(1), format="rgb24")))
+        file.mux(stream.encode())
+    path.write_bytes(path.read_bytes().replace(b"AEOEUE", "ÄÖÜäöü".encode("latin-1")))
+    assert [number_of(f.pixels) for f in read(path)] == [1]
+
+
 def test_a_video_without_frames(tmp_path: Path) -> None:
     path = write_clip(tmp_path / "a.avi", 2, "mpeg4")
     data = bytearray(path.read_bytes())
