@@ -163,6 +163,13 @@ def test_a_predicted_frame_is_the_image(tmp_path: Path) -> None:
 # --- What is refused ---
 
 
+def test_a_video_is_no_image(tmp_path: Path) -> None:
+    from capsedge.runtime.images.decoding import read_image
+
+    with pytest.raises(UsageError, match=r"Videos go to capsedge\.VideoFile"):
+        read_image(write_clip(tmp_path / "a.mp4", 1))
+
+
 def test_a_file_that_is_no_video(tmp_path: Path) -> None:
     path = tmp_path / "a.mp4"
     path.write_bytes(b"text" * 100)
