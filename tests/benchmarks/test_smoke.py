@@ -29,6 +29,7 @@ PROGRAMS: dict[str, list[str]] = {
     ],
     "ensembles": ["digits-em", "digits-dynamic", "--threads", "1", "--batch", "1"],
     "libcapsedge": ["--json", "--calls", "10", "--blocks", "2", "--starts", "1"],
+    "moving_pictures": ["--sizes", "64x48", "--frames", "3", "--rounds", "1"],
     "operators": [
         "--threads", "1", "--seconds", "0.01", "--filter", "squash", "--json", f"{OUT}/document.json",
     ],

@@ -176,6 +176,7 @@ def test_tensors(programs: Path) -> None:
     found = run(programs / "tensors_c", default_model())
     assert "output reconstruction: type 1, shape N 10 1 28 28" in found
     assert "the bar is a 1" in found
+    assert "a frame with levels 255 and 0" in found
     assert "3 runs of 3 images" in found
 
 

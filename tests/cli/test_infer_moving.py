@@ -226,6 +226,15 @@ def test_without_pyav(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "pip install 'capsedge[video]'" in run.stderr
 
 
+def test_an_ensemble(place: Path, tmp_path: Path) -> None:
+    save(capsule_model(reconstruction=True), tmp_path / "full.onnx")
+    run = infer(place, "--model", tmp_path / "full.onnx", place / "clip.mp4", "--json")
+    assert run.returncode == 0
+    *frames, last = lines_of(run)
+    assert [f["labels"][0]["label"] for f in frames] == ["left", "right", "right", "right"]
+    assert len(last["summary"]["models"]) == 2
+
+
 def test_the_range_of_a_value() -> None:
     seen = _moving._Range("degrees")
     for value in (1.0, -3.0, 5.0):

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from capsedge.errors import EnvironmentProblem, UsageError
 from capsedge.runtime.files import formats, reading
 from capsedge.runtime.images import headers
+from capsedge.runtime.video.frames import is_video
 from capsedge.spec import limits
 
 if TYPE_CHECKING:
@@ -165,6 +166,12 @@ def _check_bytes(name: str, size: int) -> None:
 def _no_image(name: str, data: bytes, path: Path | None) -> UsageError:
     identified = formats.identify_content(data)
     what = f"{name} is not a readable image"
+    if path is not None and is_video(path):
+        return UsageError(
+            f"{what}.",
+            "It is named like a video.",
+            "Videos go to capsedge.VideoFile, whose frames are images (docs/how-to/moving-pictures.md).",
+        )
     if identified is None or identified.key == "image":
         return UsageError(
             f"{what}.",

@@ -69,7 +69,7 @@ def main() -> None:
         av = _all_of_pyav()
         forbid_new_files()
         options = {"format_whitelist": FORMATS, "codec_whitelist": CODECS}
-        with av.open(Descriptor(), options=options) as container:
+        with av.open(Descriptor(), options=options, metadata_errors="replace") as container:
             _send(container, answer)
         answer.write(HEADER.pack(END, 0, 0, 0, 0.0, 0.0))
     except VideoRefused as refusal:
@@ -78,7 +78,7 @@ def main() -> None:
         _say(answer, LACKING, f"{error}")
     except MemoryError:
         _say(answer, REFUSED, "it needs too much memory")
-    except (OSError, RuntimeError, ValueError, LookupError, TypeError, ArithmeticError) as error:
+    except Exception as error:  # PyAV raises many kinds, none of them ours
         reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
         _say(answer, REFUSED, f"the decoder reports: {reason}")
 
@@ -112,6 +112,8 @@ def _send(container: InputContainer, answer: BinaryIO) -> None:
     if not isinstance(stream, VideoStream):
         raise VideoRefused("it has no video")
     context = stream.codec_context
+    if context is None or context.codec.name not in CODECS.split(","):
+        raise VideoRefused(f"its codec, {stream.name or 'unknown'}, is not read")
     context.thread_count = 1
     context.options = {"max_pixels": str(limits.VIDEO_PIXELS)}
     _check_size(context.width, context.height)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import av
 import numpy as np
@@ -23,7 +21,7 @@ def numbered(index: int, size: tuple[int, int] = (HEIGHT, WIDTH)) -> NDArray[np.
 
 
 def write_clip(
-    path: Path | io.BytesIO,
+    path: Path,
     frames: int | Sequence[NDArray[np.uint8]] = 8,
     codec: str = "libx264",
     *,
@@ -32,14 +30,12 @@ def write_clip(
     container: str | None = None,
     options: dict[str, str] | None = None,
     pixel_format: str = "yuv420p",
-    prepare: Callable[[Any], None] = lambda _: None,
-) -> Path | io.BytesIO:
+) -> Path:
     """Write a video of `numbered` frames, or of given ones.
 
     Args:
         times: seconds of each frame, by its index; by default those of the rate.
         options: of the container.
-        prepare: gets the stream before the first frame.
     """
     pictures = [numbered(k) for k in range(frames)] if isinstance(frames, int) else frames
     with av.open(path, "w", format=container, options=options or {}) as file:
@@ -49,7 +45,6 @@ def write_clip(
         if times is not None:
             stream.codec_context.time_base = Fraction(1, 1000)
         stream.codec_context.gop_size = 4
-        prepare(stream)
         for k, pixels in enumerate(pictures):
             frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
             frame.time_base = Fraction(1, rate if times is None else 1000)

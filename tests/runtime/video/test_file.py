@@ -163,6 +163,13 @@ def test_a_predicted_frame_is_the_image(tmp_path: Path) -> None:
 # --- What is refused ---
 
 
+def test_a_video_is_no_image(tmp_path: Path) -> None:
+    from capsedge.runtime.images.decoding import read_image
+
+    with pytest.raises(UsageError, match=r"Videos go to capsedge\.VideoFile"):
+        read_image(write_clip(tmp_path / "a.mp4", 1))
+
+
 def test_a_file_that_is_no_video(tmp_path: Path) -> None:
     path = tmp_path / "a.mp4"
     path.write_bytes(b"text" * 100)
@@ -192,6 +199,25 @@ def test_a_file_without_video(tmp_path: Path) -> None:
         file.mux(stream.encode())
     with pytest.raises(UsageError, match="It has no video"):
         read(path)
+
+
+def test_a_codec_that_is_not_read(tmp_path: Path) -> None:
+    path = write_clip(tmp_path / "a.mov", 2, "png", pixel_format="rgb24")
+    with pytest.raises(UsageError, match=r"Its codec, png, is not read"):
+        read(path)
+
+
+def test_a_title_in_another_encoding(tmp_path: Path) -> None:
+    """It is not needed, so it does no harm."""
+    path = tmp_path / "a.mkv"
+    with av.open(path, "w") as file:
+        file.metadata["title"] = "Kapseln:AEOEUE"
+        stream = file.add_stream("mpeg4", rate=10)
+        stream.width, stream.height, stream.pix_fmt = WIDTH, HEIGHT, "yuv420p"
+        file.mux(stream.encode(av.VideoFrame.from_ndarray(numbered(1), format="rgb24")))
+        file.mux(stream.encode())
+    path.write_bytes(path.read_bytes().replace(b"AEOEUE", "ÄÖÜäöü".encode("latin-1")))
+    assert [number_of(f.pixels) for f in read(path)] == [1]
 
 
 def test_a_video_without_frames(tmp_path: Path) -> None:

@@ -119,6 +119,19 @@ static void draw(capsedge_session* session) {
   free(pose);
 }
 
+/* Two pixels of a camera as RGB. */
+static void convert(void) {
+  static const uint8_t yuyv[4] = {235, 128, 16, 128}; /* white, black */
+  uint8_t rgb[6];
+  capsedge_frame frame = CAPSEDGE_FRAME_INIT;
+  frame.format = CAPSEDGE_FRAME_YUYV;
+  frame.height = 1;
+  frame.width = 2;
+  frame.planes[0] = yuyv;
+  check(capsedge_frame_to_rgb(&frame, rgb, sizeof rgb));
+  printf("a frame with levels %d and %d\n", rgb[0], rgb[3]);
+}
+
 int main(int count, char** words) {
   words = names_of(count, words);
   if (count != 2) {
@@ -138,6 +151,7 @@ int main(int count, char** words) {
   print_best(session, outputs[0].data, about.class_count);
 
   draw(session);
+  convert();
 
   capsedge_counters counters = CAPSEDGE_COUNTERS_INIT;
   check(capsedge_read_counters(session, &counters));
