@@ -76,6 +76,19 @@ def read_values(path: Path) -> tuple[NDArray[np.uint8], bool]:
             return values.astype(np.uint8), image.mode == "P"
 
 
+def text_of(path: Path, key: str) -> str:
+    """A text that an image file holds, such as a chunk of a PNG; empty if there is none of this name."""
+    with reading.open_regular_file(path, "Name an image that may be read.") as file:
+        _check_bytes(str(path), reading.file_size(file))
+        data = file.read(limits.IMAGE_FILE_BYTES)
+    encoding = headers.encoding_of(data)
+    if encoding is None:
+        return ""
+    with _explained(str(path), encoding.name), encoding.opened(data) as image:
+        found = image.info.get(key, "")
+    return found if isinstance(found, str) else ""
+
+
 def check_image(path: Path | str) -> None:
     """Refuse a path that leads nowhere."""
     if reading.path_kind(path) is None:
