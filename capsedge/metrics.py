@@ -148,7 +148,7 @@ class Decisions:
             session: defines the task and the output that decides.
             tie: see above.
         """
-        if session.roles.scores is None:
+        if session.roles.scores is None or session.roles.segmentation:
             return None
         # A logit of 0 is a probability of one half.
         threshold = 0.0 if session.roles.kind == "logits" else DEFAULT_THRESHOLD

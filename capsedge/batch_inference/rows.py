@@ -16,9 +16,10 @@ from capsedge.batch_inference.parquet import import_parquet, readable_errors
 from capsedge.errors import CapsedgeError, UsageError
 from capsedge.runtime.backends.backend import usable_cores
 from capsedge.runtime.files.text import printable
-from capsedge.runtime.images.inputs import ImageReader
-from capsedge.runtime.images.preprocessing import prepare
+from capsedge.runtime.images.inputs import ImageReader, Size
+from capsedge.runtime.images.preprocessing import sized
 from capsedge.runtime.metadata.metadata import Preprocessing
+from capsedge.runtime.session.mask_files import mask_png
 from capsedge.runtime.session.predictions import Prediction
 from capsedge.runtime.session.session import Session
 from capsedge.spec.vocabularies import REGRESSION
@@ -30,6 +31,7 @@ OUTPUTS = ("scores", "poses")
 ERROR_CHARACTERS = 1000
 _FIXED = ("image", "label", "score", "labels", "atypical", "escalated", "error", *OUTPUTS)
 Row: TypeAlias = dict[str, Any]
+_Prepared: TypeAlias = "tuple[NDArray[np.float32], Size]"
 
 
 class RowMaker:
@@ -60,6 +62,7 @@ class RowMaker:
         names = declared.names if declared is not None and self.task == REGRESSION else ()
         self.values = tuple(f"{name}_value" if name in _FIXED else name for name in names)
         self.multi_label = session.roles.multi_label
+        self.segmentation = session.roles.segmentation
         self.cascade = session.roles.escalated is not None
         self.outputs = tuple(dict.fromkeys(outputs))
         _check_outputs(session, self.outputs)
@@ -73,9 +76,9 @@ class RowMaker:
         while group := self._prepared(islice(rest, GROUP)):
             yield from self._rows_of_group(group)
 
-    def _prepared(self, items: Iterator[Item]) -> list[tuple[str, NDArray[np.float32] | str]]:
+    def _prepared(self, items: Iterator[Item]) -> list[tuple[str, _Prepared | str]]:
         """The names of items, each with the model's input or an error; few undecoded items are in memory."""
-        prepared: list[tuple[str, NDArray[np.float32] | str]] = []
+        prepared: list[tuple[str, _Prepared | str]] = []
         while few := list(islice(items, self._workers)):
             inputs = (
                 map(self._prepare, few)
@@ -85,8 +88,8 @@ class RowMaker:
             prepared += zip((item.name for item in few), inputs, strict=True)
         return prepared
 
-    def _prepare(self, item: Item) -> NDArray[np.float32] | str:
-        """The model's input ``[C, H, W]`` in its layout, or the text of an error."""
+    def _prepare(self, item: Item) -> _Prepared | str:
+        """The model's input ``[C, H, W]`` in its layout with the image's size, or the text of an error."""
         if item.error:
             return item.error
         p = self._preprocessing
@@ -94,28 +97,27 @@ class RowMaker:
             image = _shaped(item.image, p)
             if isinstance(image, np.ndarray) and image.dtype.kind == "f":
                 reader = ImageReader(p, self._invert, prepared=True)
-                (prepared,) = reader.images(image.astype(np.float32, copy=False))
-                return prepared.astype(np.float32, copy=False)
-            return prepare(image, p, self._invert, "The image")
+                ((prepared, size),) = reader.sized_images(image.astype(np.float32, copy=False))
+                return prepared.astype(np.float32, copy=False), size
+            return sized(image, p, self._invert, "The image")
         except UsageError as error:
             return f"{error.what} {error.why}"
 
-    def _rows_of_group(
-        self, group: Sequence[tuple[str, NDArray[np.float32] | str]]
-    ) -> Iterator[Row]:
+    def _rows_of_group(self, group: Sequence[tuple[str, _Prepared | str]]) -> Iterator[Row]:
         images = [image for _, image in group if not isinstance(image, str)]
         answers = iter(self._predicted(images))
         for name, image in group:
             answer = image if isinstance(image, str) else next(answers)
             yield self._row(name, answer)
 
-    def _predicted(self, images: Sequence[NDArray[np.float32]]) -> list[Prediction | str]:
+    def _predicted(self, images: Sequence[_Prepared]) -> list[Prediction | str]:
         """The predictions; if the model fails on a batch, it runs image by image."""
         if not images:
             return []
-        stacked = np.stack(images)
+        stacked = np.stack([image for image, _ in images])
+        sizes = [size for _, size in images]
         try:
-            return list(self.session.predict(stacked, prepared=True, batch_size=GROUP))
+            return list(self.session.predict(stacked, prepared=True, batch_size=GROUP, sizes=sizes))
         except CapsedgeError as error:
             if len(images) == 1:
                 return [f"{error.what} {error.why}"]
@@ -128,6 +130,12 @@ class RowMaker:
         row |= {"atypical": prediction.atypical or None}
         if self.values:
             return row | dict(zip(self.values, (v.value for v in prediction.values), strict=True))
+        if prediction.mask is not None:
+            shares = [area.share for area in prediction.areas]
+            return row | {
+                "mask": mask_png(prediction.mask, prediction.mask_classes),
+                "shares": shares,
+            }
         row |= {"label": prediction.label, "score": prediction.score}
         if self.multi_label:
             row["labels"] = [
@@ -164,12 +172,13 @@ def _shaped(image: Any, p: Preprocessing) -> Any:
 
 
 def _check_outputs(session: Session, outputs: Sequence[str]) -> None:
-    has = {"scores": session.roles.scores is not None, "poses": session.roles.poses is not None}
+    scores = session.roles.scores is not None and not session.roles.segmentation
+    has = {"scores": scores, "poses": session.roles.poses is not None}
     for name in outputs:
         if not has.get(name):
             raise UsageError(
                 f"The model has no {name} for a table.",
-                f"It has {', '.join(known for known in OUTPUTS if has[known]) or 'only values'}.",
+                f"It has {', '.join(known for known in OUTPUTS if has[known]) or 'only values or masks'}.",
                 "Leave them out.",
             )
 
@@ -212,6 +221,8 @@ def schema_of(row_maker: RowMaker) -> Any:
     fields: list[tuple[str, Any]] = [("image", pa.string())]
     if row_maker.values:
         fields += [(name, pa.float64()) for name in row_maker.values]
+    elif row_maker.segmentation:
+        fields += [("mask", pa.binary()), ("shares", pa.list_(pa.float64()))]
     else:
         fields += [("label", pa.string()), ("score", pa.float64())]
     if row_maker.multi_label:

@@ -27,6 +27,7 @@ from capsedge.runtime.profiling.timing import summarize
 from capsedge.runtime.profiling.worker import RunLimits, take_times
 from capsedge.runtime.progress import Progress, silent
 from capsedge.runtime.score_checks import check_computed
+from capsedge.runtime.session.mask_overlap import MaskOverlap, OverlapDocument
 from capsedge.runtime.session.predictions import DEFAULT_THRESHOLD
 from capsedge.runtime.session.session import Session
 from capsedge.spec import limits
@@ -34,8 +35,9 @@ from capsedge.spec import limits
 # --- The criterion, and the gate that a file must pass ---
 
 ACCURACY, AGREEMENT, ERROR = "accuracy", "agreement", "error"
-# In points: accuracy lost; answers changed, about half of which do no harm; per cent of the range.
-DEFAULT_MAX_DROP = {ACCURACY: 0.1, AGREEMENT: 1.0, ERROR: 1.0}
+DICE, OVERLAP = "dice", "overlap"  # of masks: with those of the data, or with the source's
+# In points: accuracy lost; answers changed, about half of which do no harm; per cent of the range; Dice lost.
+DEFAULT_MAX_DROP = {ACCURACY: 0.1, AGREEMENT: 1.0, ERROR: 1.0, DICE: 0.5, OVERLAP: 1.0}
 DEFAULT_MAX_ERROR = 10.0
 DEFAULT_MIN_COSINE = 0.99
 _ROUNDING = 1e-9  # one answer of a hundred is one point
@@ -43,6 +45,8 @@ UNITS_OF_LOSS = {
     ACCURACY: "points of accuracy lost",
     AGREEMENT: "% of the answers changed",
     ERROR: "% of the range in mean error",
+    DICE: "points of mean Dice lost",
+    OVERLAP: "points of mean Dice lost against FP32's masks",
 }
 
 
@@ -57,6 +61,8 @@ class Criterion:
         threshold: threshold for the scores.
         reason: the reason for this choice, as text.
         batched: whether the first axis of ``numbers`` counts samples; otherwise each run is one sample.
+        classes: of a segmentation, the classes of its masks, which decide; else none.
+        background: whether the first of them is the background of a single map.
     """
 
     scores: str | None
@@ -65,6 +71,8 @@ class Criterion:
     threshold: float = DEFAULT_THRESHOLD
     reason: str = ""
     batched: bool = False
+    classes: tuple[str, ...] = ()
+    background: bool = False
 
     @classmethod
     def of(
@@ -83,7 +91,7 @@ class Criterion:
                 axis.
         """
         names = tuple(port.name for port in session.outputs)
-        if scores is not None:
+        if scores is not None and not session.roles.segmentation:
             if scores not in names:
                 raise UsageError(
                     f"The model has no output '{scores}'.", f"Its outputs: {', '.join(names)}."
@@ -93,7 +101,10 @@ class Criterion:
         if session.roles.values:
             why = "the file states a regression"
             return cls(None, session.roles.values, reason=why, batched=True)
-        known = session.roles.scores
+        known, roles = session.roles.scores, session.roles
+        if roles.segmentation:
+            why = "the file states a segmentation"
+            return cls(known, reason=why, classes=roles.mask_classes, background=roles.one_map)
         if known is not None:
             return cls(known, (), *_task(session, known), _reason(session, known))
         if classes and outputs is not None:
@@ -257,6 +268,9 @@ class Outcome:
         largest_changed_margin: the largest margin among the source's decisions that changed; 0 if none did.
         median_margin: the median of all of the source's margins.
         outputs: the errors of outputs whose values are compared.
+        masks: of a segmentation, the overlap of its masks with those of the data; without them, with the
+            source's. ``accuracy`` and ``reference`` are then the mean Dice with the data's, ``agreement``
+            that with the source's.
     """
 
     images: int
@@ -267,12 +281,16 @@ class Outcome:
     largest_changed_margin: float = 0.0
     median_margin: float = 0.0
     outputs: tuple[OutputError, ...] = ()
+    masks: OverlapDocument | None = None
 
     @property
     def metric(self) -> str:
-        """``accuracy``, ``agreement`` (without labels) or ``error`` (numbers)."""
+        """``accuracy``, ``agreement`` (without labels) or ``error`` (numbers); of masks ``dice``, or
+        ``overlap`` (without the data's)."""
         if self.outputs:
             return ERROR
+        if self.masks is not None:
+            return OVERLAP if self.accuracy is None else DICE
         return AGREEMENT if self.accuracy is None or self.reference is None else ACCURACY
 
     @property
@@ -293,6 +311,12 @@ class Outcome:
     def __str__(self) -> str:
         if self.outputs:
             return f"mean error {self.drop:.3g} % of the range"
+        if self.masks is not None:
+            return f"mean Dice {self.masks['mean_dice']:.4f}" + (
+                " with FP32's masks"
+                if self.reference is None
+                else f", {self.reference:.4f} in FP32"
+            )
         if self.accuracy is None or self.reference is None:
             return f"{self.agreement:.2%} of the decisions are those of FP32"
         return f"accuracy {self.accuracy:.2%}, {self.reference:.2%} in FP32"
@@ -312,6 +336,8 @@ class Outcome:
             "agreement": self.agreement,
             "score_rms_error": self.error,
         }
+        if self.masks is not None:
+            document["masks"] = self.masks
         if self.metric == AGREEMENT:
             document |= {
                 "largest_margin_changed": self.largest_changed_margin,
@@ -335,7 +361,11 @@ def criterion_outputs(
         done += count
         for name in names:
             value = np.asarray(outputs[name])
-            collected[name].append(_scores(value, count) if criterion.scores is not None else value)
+            if criterion.classes:
+                value = np.stack(session.roles.input_masks(outputs)[:count])
+            elif criterion.scores is not None:
+                value = _scores(value, count)
+            collected[name].append(value)
             kept += collected[name][-1].nbytes
         if kept > limits.ARRAY_BYTES:
             raise UsageError(
@@ -345,7 +375,7 @@ def criterion_outputs(
                 command=f"Use fewer samples: --limit {max(done // 2, 1)}",
             )
         progress(stage, done, len(data))
-    if criterion.scores is not None:
+    if criterion.scores is not None and not criterion.classes:
         _check_finite(session, criterion.scores, collected[criterion.scores])
     return collected
 
@@ -398,7 +428,24 @@ def compare(
         error = max((o.rms_share for o in outputs), default=0.0)
         return Outcome(len(data), None, None, 1.0, error, outputs=outputs)
     expected, actual = (np.concatenate(a[criterion.scores]) for a in (reference, artefact))
+    if criterion.classes:
+        return of_masks(expected, actual, data.masks, criterion)
     return of_scores(expected, actual, data.labels, criterion.multi_label, criterion.threshold)
+
+
+def of_masks(expected: Array, actual: Array, known: Array | None, criterion: Criterion) -> Outcome:
+    """Compare masks ``[N, H, W]`` with those of a source, and both with those of the data if it has any."""
+
+    def overlap(reference: Array, other: Array) -> MaskOverlap:
+        counted = MaskOverlap(criterion.classes, criterion.background)
+        counted.update(reference, other)
+        return counted
+
+    both = overlap(expected, actual)
+    if known is None:
+        return Outcome(len(actual), None, None, both.mean_dice, 0.0, masks=both.to_dict())
+    found, before = overlap(known, actual), overlap(known, expected).mean_dice
+    return Outcome(len(actual), found.mean_dice, before, both.mean_dice, 0.0, masks=found.to_dict())
 
 
 def of_scores(

@@ -116,6 +116,8 @@ class FloatModel:
     def criterion_in_words(self) -> str:
         """The outputs that are compared, in words."""
         judge = self.criterion
+        if judge.classes:
+            return f"the masks of {judge.scores} ({judge.reason})"
         if judge.scores is not None:
             return f"the class of {judge.scores} ({judge.reason})"
         return f"the numbers of {', '.join(judge.numbers)} ({judge.reason})"
@@ -187,7 +189,7 @@ class FloatModel:
         """Refuse an accuracy no better than chance; return warnings if the images are too few."""
         outputs = self.criterion_outputs(data, progress)
         accuracy = evaluate.compare(outputs, outputs, data, self.criterion).reference
-        if accuracy is None or self.criterion.scores is None:
+        if accuracy is None or self.criterion.scores is None or self.criterion.classes:
             return []
         classes = outputs[self.criterion.scores][0].shape[1]
         return check_above_chance(

@@ -22,6 +22,7 @@ from capsedge.runtime.files.text import format_bytes
 from capsedge.runtime.files.writing import temporary_folder
 from capsedge.runtime.onnx_file.summary import summarize
 from capsedge.runtime.result_summary import Report, Table, short, verdict
+from capsedge.runtime.session.mask_overlap import OverlapDocument
 from capsedge.spec.operators import DOMAIN, OPERATORS, operator_of
 
 # --- Executed precision, read back from ONNX Runtime's optimized graph ---
@@ -224,6 +225,8 @@ class QuantizationReport(Report):
         o, allowed = self.outcome, f"allowed {self.max_drop:g}"
         if o.outputs:
             return [(e.name, self._loss(e)) for e in o.outputs]
+        if o.masks is not None:
+            return self._of_masks(o.masks)
         agreement = f"{100 * o.agreement:.2f} % of {o.images} {self.noun}"
         if o.accuracy is None or o.reference is None:
             agreement += f": {o.drop:.2f} points of answers changed ({allowed})"
@@ -234,6 +237,16 @@ class QuantizationReport(Report):
             f"{100 * o.accuracy:.2f} %, FP32 {100 * o.reference:.2f} %: {o.change} ({allowed})"
         )
         return [("agreement", agreement), ("accuracy", accuracy)]
+
+    def _of_masks(self, masks: OverlapDocument) -> list[tuple[str, str]]:
+        """The overlap of the masks with those of FP32 and of the data."""
+        o, allowed = self.outcome, f"allowed {self.max_drop:g}"
+        both = f"mean Dice {o.agreement:.4f} on {o.images} {self.noun}"
+        if o.accuracy is None or o.reference is None:
+            return [("with FP32's masks", f"{both}: {o.change} ({allowed})")]
+        found = f"{o.accuracy:.4f}, FP32 {o.reference:.4f}: {o.change} ({allowed})"
+        iou = ("mean IoU", f"{masks['mean_iou']:.4f}")
+        return [("with FP32's masks", both), ("mean Dice", found), iou]
 
     def _loss(self, error: OutputError) -> str:
         """The errors of an output of a regression."""
@@ -310,7 +323,9 @@ class Rejected(ParityError):
 
     def __init__(self, report: QuantizationReport) -> None:
         o = report.outcome
-        if o.metric == AGREEMENT:
+        if o.masks is not None:
+            measured = f"{o}"
+        elif o.metric == AGREEMENT:
             measured = f"{100 * o.agreement:.2f} % of the decisions are those of FP32"
         elif o.metric == ERROR or o.accuracy is None or o.reference is None:
             measured = "Compared with FP32"

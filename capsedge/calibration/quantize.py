@@ -34,6 +34,7 @@ from capsedge.calibration.quantization_report import (
 from capsedge.calibration.quantize_options import QuantizeOptions
 from capsedge.calibration.ranges import CalibrationTable
 from capsedge.datasets import ImageSet, read_images
+from capsedge.datasets.mask_folders import has_masks, read_masks
 from capsedge.datasets.read import as_images
 from capsedge.errors import UsageError
 from capsedge.graph.target_runtimes import TARGETS as RUNTIMES
@@ -127,7 +128,9 @@ def split(
 
 
 def _read(source: FloatModel, data: Path | ImageSet, split: str) -> ImageSet:
-    images = data
+    images, roles, prep = data, source.session.roles, source.preprocessing
+    if not isinstance(images, ImageSet) and roles.segmentation and prep and has_masks(images):
+        return read_masks(images, split, prep, roles.mask_classes)
     if not isinstance(images, ImageSet):
         classes = not source.session.roles.values
         images = read_images(

@@ -110,6 +110,8 @@ def command(
             document["test_accuracy"] = trained.test_accuracy
             document["test_images"] = trained.test_images
             document["test_data"] = trained.test_data
+        if trained.test_dice is not None:
+            document |= {"test_dice": trained.test_dice, "test_images": trained.test_images}
         print_json(document)
     else:
         say(checkpoint)
@@ -159,6 +161,8 @@ def _log_epoch(line: dict[str, Any], epochs: int, done: int) -> None:
     for which, words in _ACCURACIES.items():
         if f"{which}_accuracy" in line:
             accuracy = f", {words} {line[f'{which}_accuracy']:.4f}"
+        if f"{which}_dice" in line:
+            accuracy = f", mean Dice on the {which} images {line[f'{which}_dice']:.4f}"
     left = (epochs - line["epoch"]) * line["seconds"] / done
     remaining = f", about {left:.0f} s left" if left else ""
     log(

@@ -38,6 +38,8 @@ class ImageSet:
         others: what the model's other inputs take ``[N, ...]``, by name.
         ignored: what the source has and nothing uses, such as a regression's labels; else empty.
         targets: values to estimate ``[N, K]``; None if not known.
+        masks: the class of each pixel of the model's input ``[N, height, width]``, 255 unknown; None if not
+            known.
         known: whether a model was trained on all or none of them, in words; empty if nothing tells it.
         total: number of images that the source holds, where ``known`` is stated.
         trained: which of the images are known to have trained the model ``[N]``; None if nothing tells it.
@@ -54,6 +56,7 @@ class ImageSet:
     others: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     ignored: str = ""
     targets: NDArray[np.float64] | None = None
+    masks: NDArray[np.uint8] | None = None
     known: str = ""
     total: int = 0
     trained: NDArray[np.bool_] | None = None
@@ -126,12 +129,13 @@ class ImageSet:
 
         It covers, first for the images and then for the labels, a line such as ``images |u1 512,28,28,1``
         (numpy's name of the type, the shape) and the values in C order, little-endian; a line ``labels none``
-        if there are none; ``targets`` follow where they are known, then arrays of other inputs in the
-        order of their names, as ``input NAME``. So it depends on the order, but neither on the origin of the
-        images (source, names, split) nor on a model's preprocessing.
+        if there are none; ``targets`` and ``masks`` follow where they are known, then arrays of other
+        inputs in the order of their names, as ``input NAME``. So it depends on the order, but neither on
+        the origin of the images (source, names, split) nor on a model's preprocessing.
         """
         total = hashlib.sha256()
-        targets = () if self.targets is None else (("targets", self.targets),)
+        stated = (("targets", self.targets), ("masks", self.masks))
+        targets = [(name, array) for name, array in stated if array is not None]
         others = [(f"input {name}", self.others[name]) for name in sorted(self.others)]
         for name, array in (("images", self.images), ("labels", self.labels), *targets, *others):
             if array is None:
@@ -187,6 +191,7 @@ class ImageSet:
         """Some of the images, in the order given."""
         labels = None if self.labels is None else self.labels[indices]
         targets = None if self.targets is None else self.targets[indices]
+        masks = None if self.masks is None else self.masks[indices]
         names = tuple(self.names[k] for k in indices) if self.names else ()
         others = {name: array[indices] for name, array in self.others.items()}
         trained = None if self.trained is None else self.trained[indices]
@@ -198,6 +203,7 @@ class ImageSet:
             whole=False,
             others=others,
             targets=targets,
+            masks=masks,
             trained=trained,
         )
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from capsedge.models.matrix_capsules import MatrixCapsules
     from capsedge.models.pscapsnet import PSCapsNet
     from capsedge.models.registry import MODELS, get_config
+    from capsedge.models.segcaps import SegCaps
 
 __all__ = [
     "MODELS",
@@ -34,6 +35,7 @@ __all__ = [
     "MatrixCapsules",
     "ModelConfig",
     "PSCapsNet",
+    "SegCaps",
     "build",
     "get_config",
     "with_iterations",
@@ -53,6 +55,7 @@ _HOMES = {
     "FSANet": "fsanet",
     "MatrixCapsules": "matrix_capsules",
     "PSCapsNet": "pscapsnet",
+    "SegCaps": "segcaps",
 }
 _MODULES = {
     "capsnet": "CapsNet",
@@ -64,6 +67,7 @@ _MODULES = {
     "capsule-stack": "CapsuleStack",
     "pscapsnet": "PSCapsNet",
     "deep-caps": "DeepCaps",
+    "segcaps": "SegCaps",
 }
 
 

@@ -1,7 +1,7 @@
 """Define the configurations from which models are built and which checkpoints store. No torch needed.
 
-Each family's model has its own module; the configurations of all are here, two of them imported from their
-own files (`capsule_stack_config`, `fsanet_config`).
+Each family's model has its own module; the configurations of all are here, three of them imported from
+their own files (`capsule_stack_config`, `fsanet_config`, `segcaps_config`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from capsedge.models.config_base import (
     check_range,
 )
 from capsedge.models.fsanet_config import FSANetConfig, PooledFSANetConfig
+from capsedge.models.segcaps_config import CapsuleMap, SegCapsConfig
 from capsedge.runtime.files.json_documents import MalformedJson, check, decode
 from capsedge.spec import limits
 
@@ -406,6 +407,7 @@ __all__ = [
     "AttentionCapsulesConfig",
     "CapsNetConfig",
     "CapsuleConv",
+    "CapsuleMap",
     "CapsuleStackConfig",
     "Conv",
     "DeepCapsConfig",
@@ -417,6 +419,7 @@ __all__ = [
     "PooledFSANetConfig",
     "ResNet",
     "RoutedLayerConfig",
+    "SegCapsConfig",
     "StemLayer",
     "config_from_dict",
 ]
@@ -433,6 +436,7 @@ ARCHITECTURES: dict[str, type[ModelConfig]] = {
         CapsuleStackConfig,
         DeepCapsConfig,
         PSCapsNetConfig,
+        SegCapsConfig,
     )
 }
 

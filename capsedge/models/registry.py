@@ -10,10 +10,12 @@ from capsedge.models.configs import (
     AttentionCapsulesConfig,
     CapsNetConfig,
     CapsuleConv,
+    CapsuleMap,
     Conv,
     MatrixCapsulesConfig,
     ModelConfig,
     ResNet,
+    SegCapsConfig,
 )
 from capsedge.runtime.metadata.metadata import Preprocessing
 
@@ -113,6 +115,10 @@ _ATTENTION_DIVERSE = AttentionCapsulesConfig(
     matrix_pose=False,
     task="multi-label",
 )
+_SEGCAPS = SegCapsConfig(
+    class_names=("background", "foreground"),
+    preprocessing=Preprocessing(height=512, width=512, channels=1),
+)
 _DIGITS_STEM = (
     Conv(32, 5, 2, 2, bias=False, batch_norm=True),
     Conv(64, 3, 1, 1, bias=False, batch_norm=True),
@@ -181,6 +187,24 @@ MODELS: dict[str, ModelConfig] = {
         stem=(Conv(64, 5, 2),),
         primary_types=8,
         capsule_layers=(CapsuleConv(16, 3, 2), CapsuleConv(16, 3, 1)),
+    ),
+    # LaLonde and Bagci 2018, and a small sibling for digits in clutter.
+    "segcaps": _SEGCAPS,
+    "digits-clutter": replace(
+        _SEGCAPS,
+        preprocessing=replace(_MNIST, height=32, width=32),
+        stem=(
+            Conv(12, 5, padding="same", bias=False, batch_norm=True),
+            Conv(12, 3, padding="same", bias=False, batch_norm=True),
+        ),
+        down=(
+            *(CapsuleMap(2, 12, routed=False), CapsuleMap(4, 8, routed=False)),
+            *(CapsuleMap(4, 12, routed=False), CapsuleMap(3, 12)),
+        ),
+        up=(CapsuleMap(4, 8, routed=False), CapsuleMap(4, 8), CapsuleMap(2, 12, routed=False)),
+        kernel=3,
+        capsule_dim=8,
+        iterations=2,
     ),
     # For 32x32 colour photographs, and small siblings for 28x28 digits. Their trained weights come with the
     # package.

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
+from capsedge.runtime.images.inputs import Size
 from capsedge.serving.request_tensors import BYTES, array_of, encoded_images
 from capsedge.spec import limits
 
@@ -42,11 +43,13 @@ class PreparedRequest:
         arrays: the model's inputs by name; images are prepared.
         outputs: the names of the outputs to send.
         choice: the requested labels; None if no predictions are requested.
+        sizes: height and width of each encoded image, for masks; none for tensors.
     """
 
     arrays: Mapping[str, NDArray[Any]]
     outputs: tuple[str, ...]
     choice: PredictionOptions | None
+    sizes: tuple[Size, ...] = ()
 
     def computed(self, session: Session) -> list[str]:
         """The outputs to compute: those to send and those needed for a prediction."""
@@ -59,7 +62,8 @@ def read_request(request: InferRequest, session: Session) -> PreparedRequest:
     parameters = request.parameters
     invert = _truth(parameters, INVERT)
     _check_names([tensor.name for tensor in request.inputs], session)
-    arrays = {tensor.name: _array(tensor, session, invert) for tensor in request.inputs}
+    sizes: list[Size] = []
+    arrays = {tensor.name: _array(tensor, session, invert, sizes) for tensor in request.inputs}
     if sum(array.size for array in arrays.values()) > limits.REQUEST_VALUES:
         raise UsageError(
             "The request is too large.",
@@ -67,7 +71,7 @@ def read_request(request: InferRequest, session: Session) -> PreparedRequest:
             "Send fewer images at a time.",
         )
     choice = _choice(parameters, invert, session)
-    return PreparedRequest(arrays, _outputs(request, session, choice), choice)
+    return PreparedRequest(arrays, _outputs(request, session, choice), choice, tuple(sizes))
 
 
 def _check_names(names: Sequence[str], session: Session) -> None:
@@ -84,7 +88,8 @@ def _check_names(names: Sequence[str], session: Session) -> None:
         )
 
 
-def _array(tensor: Input, session: Session, invert: bool) -> NDArray[Any]:
+def _array(tensor: Input, session: Session, invert: bool, sizes: list[Size]) -> NDArray[Any]:
+    """The values of a tensor, or its encoded images prepared, whose own sizes are added to ``sizes``."""
     if tensor.datatype != BYTES:
         return array_of(tensor.name, tensor.datatype, tensor.shape, tensor.data)
     files = encoded_images(tensor.name, tensor.shape, tensor.data)
@@ -103,12 +108,16 @@ def _array(tensor: Input, session: Session, invert: bool) -> NDArray[Any]:
             f"A request for this model takes {most}.",
             "Send fewer images at a time.",
         )
-    return np.stack([_prepared(k, file, session, invert) for k, file in enumerate(files)])
+    prepared = [_prepared(k, file, session, invert) for k, file in enumerate(files)]
+    sizes += [size for _, size in prepared]
+    return np.stack([image for image, _ in prepared])
 
 
-def _prepared(number: int, file: bytes, session: Session, invert: bool) -> NDArray[Any]:
+def _prepared(
+    number: int, file: bytes, session: Session, invert: bool
+) -> tuple[NDArray[Any], Size]:
     try:
-        return session.prepare(file, invert)
+        return session.image_input.reader(invert, prepared=False).sized(file)
     except UsageError as error:
         what = f"Element {number} of the images: {error.what}"
         raise UsageError(what, error.why, error.fix) from error

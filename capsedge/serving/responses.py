@@ -124,7 +124,7 @@ def _predictions(session: Session, request: PreparedRequest, outputs: Arrays) ->
     assert choice is not None
     images = request.arrays[session.inputs[0].name]
     predictions = session.roles.predictions(
-        images, outputs, choice.top_k, choice.threshold, choice.invert
+        images, outputs, choice.top_k, choice.threshold, choice.invert, request.sizes
     )
     documents = [prediction.to_dict() for prediction in predictions]
     if choice.top_k is not None:

@@ -13,6 +13,7 @@ from capsedge.metrics import DecisionsDocument
 from capsedge.runtime.files.writing import write_text
 from capsedge.runtime.metadata.origin import SUMMARY_FIELDS
 from capsedge.runtime.result_summary import Report, Table, short, verdict
+from capsedge.runtime.session.mask_overlap import overlap_rows
 from capsedge.verification.documents import (
     CellDocument,
     ComparisonDocument,
@@ -246,6 +247,10 @@ def _comparison(title: str, compared: ComparisonDocument, notes: Sequence[str] =
                 ],
             )
         )
+    if "masks" in compared:
+        masks = compared["masks"]
+        changed = f"{masks['changed']:,} of {masks['pixels']:,} pixels change class"
+        tables.append(Table(f"Masks: {changed}", ("class", "Dice", "IoU"), overlap_rows(masks)))
     if (decisions := compared["decisions"]) is not None:
         tables.append(Table("Decisions", ("", ""), _decision_rows(decisions)))
     tables[-1] = replace(tables[-1], notes=notes)

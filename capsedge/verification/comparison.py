@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from capsedge.errors import ArtefactError
 from capsedge.metrics import Decisions, ErrorCount, RegressionErrors, has_columns
+from capsedge.runtime.session.mask_overlap import MaskOverlap
 from capsedge.runtime.session.session import Session
 from capsedge.tolerance import Tolerance, excess, nearest_ratio, undefined
 from capsedge.verification.documents import ComparisonDocument, OutputDocument
@@ -147,6 +148,7 @@ class OutputComparison:
     outputs: dict[str, OutputMetrics]
     decisions: Decisions | None
     regression: RegressionErrors | None
+    masks: MaskOverlap | None
     errors: dict[str, ErrorCount]
 
     @classmethod
@@ -161,8 +163,9 @@ class OutputComparison:
             if port.name in tolerances
         }
         return cls(
-            session, outputs, Decisions.of(session, tie), RegressionErrors.of(session), errors
-        )
+            session, outputs, Decisions.of(session, tie), RegressionErrors.of(session),
+            MaskOverlap.of(session), errors,
+        )  # fmt: skip
 
     def images_over(
         self,
@@ -212,6 +215,9 @@ class OutputComparison:
             self.decisions.update(expected[scores], artefact[scores], labels)
             if poses is not None and expected[poses].ndim > 2:
                 self.decisions.update_poses(expected[poses], artefact[poses], expected[scores])
+        if self.masks is not None:
+            roles = self.session.roles
+            self.masks.update(roles.input_masks(expected), roles.input_masks(artefact))
         if self.regression is not None:
             self.regression.update(
                 self.session.roles.estimates(expected), self.session.roles.estimates(artefact)
@@ -228,4 +234,6 @@ class OutputComparison:
         }
         if self.regression is not None:
             document["estimates"] = self.regression.to_dict()
+        if self.masks is not None:
+            document["masks"] = self.masks.to_dict()
         return document

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from capsedge.metrics import DecisionsDocument, EstimatesDocument
+from capsedge.runtime.session.mask_overlap import OverlapDocument
 
 if TYPE_CHECKING:
     from typing_extensions import NotRequired
@@ -29,11 +30,13 @@ class OutputDocument(TypedDict):
 
 
 class ComparisonDocument(TypedDict):
-    """The comparison of one set of inputs; ``estimates`` are those of a regression."""
+    """The comparison of one set of inputs; ``estimates`` are those of a regression, ``masks`` of a
+    segmentation."""
 
     outputs: list[OutputDocument]
     decisions: DecisionsDocument | None
     estimates: NotRequired[EstimatesDocument]
+    masks: NotRequired[OverlapDocument]
 
 
 class SamplesDocument(ComparisonDocument):

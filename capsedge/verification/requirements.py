@@ -17,6 +17,9 @@ from capsedge.tolerance import MAX_GROWTH, NOISE_FACTOR, Tolerance, least_agreem
 from capsedge.verification.comparison import OutputComparison, OutputMetrics
 from capsedge.verification.verify_options import VerifyOptions
 
+# Least mean Dice of an exact file's masks: rounding changes pixels whose best scores are all but equal.
+MASKS = 0.999
+
 
 @dataclass(frozen=True)
 class Requirements:
@@ -153,13 +156,19 @@ def failures_of(limits: Requirements, *parts: tuple[str, OutputComparison, Image
             failures += _output_failures(limits, place, metrics, images.names)
         if limits.by_share and comparison.regression is not None and place == "samples":
             failures += comparison.regression.failures(limits.share, place)
-        decisions = comparison.decisions
+        decisions, masks = comparison.decisions, comparison.masks
         if limits.approximate and place == "hard cases":
             continue  # on them any precision other than the source's decides by rounding
         if decisions is not None and decisions.agreement < limits.min_agreement:
             failures.append(
                 f"Decisions: {len(decisions.flips)} of {decisions.images} flipped on the {place}; agreement "
                 f"{decisions.agreement:.6f}, wanted {limits.min_agreement:g}."
+            )
+        wanted = limits.min_agreement if limits.approximate else min(limits.min_agreement, MASKS)
+        if masks is not None and masks.mean_dice < wanted:
+            failures.append(
+                f"Masks: {masks.changed:,} of {masks.pixels:,} pixels change class on the {place}; mean Dice "
+                f"{masks.mean_dice:.6f}, wanted {wanted:g}."
             )
     failures += _error_failures(limits, parts[0][1])
     for _, comparison, _ in parts:

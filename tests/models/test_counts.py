@@ -34,6 +34,7 @@ EXACT = {
     "attention-diversemultimnist-vector": 42_478_017,  # 42.48M
     "attention-diversemultimnist-matrix": 9_963_969,  # 9.96M
     "dynamic-diversemultimnist": 42_478_657,  # 42.48M
+    "segcaps": 1_416_112,  # 1.4M: SegCaps (R3)
 }
 
 

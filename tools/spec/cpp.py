@@ -174,7 +174,7 @@ def metadata() -> str:
         f'constexpr char kInputsKey[] = "{INPUTS_KEY}";  // what a file states of its inputs\n'
         f"constexpr int32_t kLeastSide = {LEAST_SIDE};  // of an image with a typical input, in pixels\n"
         f"constexpr double kConfident = {CONFIDENT};  // a score from which a class applies\n"
-        f"constexpr int32_t kUnknownClass = {UNKNOWN};  // in a mask: of a pixel that the network did not see\n",
+        f"constexpr int32_t kUnknownClass = {UNKNOWN};  // in a mask: a pixel that the network did not see\n",
         "// Names of a graph's outputs.\n"
         + _joined(f'constexpr char k{name.capitalize()}[] = "{name}";' for name in OUTPUT_NAMES),
         "// Words, in the order of their enumeration; any other text is kUnknown.\n"

@@ -53,7 +53,7 @@ def module() -> str:
         f"export const SCHEMA = {SCHEMA};\n"
         f"export const LEAST_SIDE = {LEAST_SIDE};\n"
         f"export const CONFIDENT = {CONFIDENT}; // a score from which a class applies\n"
-        f"export const UNKNOWN = {UNKNOWN}; // in a mask: of a pixel that the network did not see\n"
+        f"export const UNKNOWN = {UNKNOWN}; // in a mask: a pixel that the network did not see\n"
         f'export const WASM_KIND = "{WASM_KIND}"; // of what `capsedge build --target wasm` writes\n'
         f'export const WASM_SECTION = "{WASM_SECTION}"; // of the module: what it states about itself\n'
         f"export const COMPILED_SCHEMA = {COMPILED_SCHEMA};\n",

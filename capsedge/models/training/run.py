@@ -18,7 +18,7 @@ from capsedge.models import CapsuleModel, build, get_config
 from capsedge.models.checkpoint import load_checkpoint
 from capsedge.models.configs import ModelConfig
 from capsedge.models.find import find_checkpoint_of
-from capsedge.models.training import user_images
+from capsedge.models.training import mask_training, user_images
 from capsedge.models.training.confusion import by_class, confusion, draw
 from capsedge.models.training.evaluate import predict_all
 from capsedge.models.training.recipe import Recipe, training_of
@@ -30,6 +30,7 @@ from capsedge.options import takes
 from capsedge.runtime.files import reading
 from capsedge.runtime.metadata.origin import TrainingSplit
 from capsedge.runtime.progress import Progress, silent
+from capsedge.spec.vocabularies import SEGMENTATION
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -47,12 +48,14 @@ class Trained:
             images, or if they were measured after every epoch.
         test_images: their number.
         test_data: which images they are, in words.
+        test_dice: of a segmentation, the mean Dice on the test images in place of the accuracy; else None.
     """
 
     checkpoint: Path
     test_accuracy: float | None = None
     test_images: int = 0
     test_data: str = ""
+    test_dice: float | None = None
 
 
 @takes(TrainOptions)
@@ -69,7 +72,8 @@ def train(
     """Train a model of the registry on a data set.
 
     Args:
-        data: a data set as `read_split` takes it. A folder with one sub-folder per class determines the
+        data: a data set as `read_split` takes it; for a model that segments images, a folder with ``images``
+            and ``masks``. A folder with one sub-folder per class determines the
             model's classes, colours, mean and deviation, unless the model already has these classes. If the
             data has no test images, about 15 % of each class are held out; if it has no validation images
             either, or is a folder, 10 % of the rest. The validation images choose the epoch that is kept; the
@@ -150,7 +154,8 @@ def _job(data: Path, folder: Path, options: TrainOptions) -> _TrainingJob:
         model, usual = user_images.default_model(data)
         size = size or usual
     usual_config = _shape(model)
-    config = user_images.fitted(usual_config, data, size)
+    segments = usual_config.task == SEGMENTATION
+    config = (mask_training if segments else user_images).fitted(usual_config, data, size)
     _check_size(config)
     if options.iterations is not None:
         config = config.replace(iterations=options.iterations)
@@ -160,7 +165,7 @@ def _job(data: Path, folder: Path, options: TrainOptions) -> _TrainingJob:
         config.preprocessing != usual_config.preprocessing
         or config.class_names != usual_config.class_names
     )
-    if fits_data and recipe.pairs == "none":  # a folder gives each image one class
+    if fits_data and recipe.pairs == "none" and not segments:  # a folder gives each image one class
         config = config.replace(task="single-label")
     return _TrainingJob(data, folder, options, model, config, recipe, fits_data, initial)
 
@@ -200,6 +205,12 @@ def _read(job: _TrainingJob, log: Callable[[str], None]) -> _Sets:
         UsageError: there are none, they are too few, or they do not fit.
     """
     data, config, limit = job.data, job.config, job.options.limit
+    if config.task == SEGMENTATION:
+        shares = user_images.TEST_SHARE, user_images.VALIDATION_SHARE
+        kept, chosen, tested, rule = mask_training.read_sets(
+            data, config, limit, job.recipe.seed, log, shares
+        )
+        return _Sets(kept, chosen if len(chosen) else None, tested, rule, divides=True)
     training = read_split(data, "train", config.preprocessing, limit)
     if job.fits_data:
         user_images.check_classes(config.class_names, training, log)
@@ -263,6 +274,9 @@ def _finished(
         log(f"stopped after epoch {done}: accuracy did not improve in the last {waited}")
     if not sets.divides or test is None or not len(test) or job.recipe.pairs != "none":
         return Trained(checkpoint)
+    if test.masks is not None:
+        dice = mask_training.report(model, test, log)
+        return Trained(checkpoint, None, len(test), test.described, dice)
     accuracy = _report(model, test, job.folder, log)
     return Trained(checkpoint, accuracy, len(test), test.described)
 

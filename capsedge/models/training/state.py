@@ -36,6 +36,9 @@ class _Line:
     validation_accuracy: float | None = None
     validation_images: int | None = None
     training_accuracy: float | None = None
+    test_dice: float | None = None
+    validation_dice: float | None = None
+    training_dice: float | None = None
     training_images: int | None = None
 
 
@@ -84,7 +87,9 @@ def read_state(
             if state["identity"] != identity:
                 raise _other_settings(path, state["identity"], identity)
             history = _history(state.get("history"), epochs)
-            if "best" in expected and any("validation_accuracy" not in line for line in history):
+            if "best" in expected and any(
+                not {"validation_accuracy", "validation_dice"} & set(line) for line in history
+            ):
                 raise _Foreign("its history does not say which epoch is the best")
             for name in expected:
                 _compare(name, state.get(name), expected[name], len(history) * steps)

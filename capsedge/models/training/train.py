@@ -20,6 +20,7 @@ from capsedge.errors import EnvironmentProblem, ParityError, UsageError
 from capsedge.models import CapsuleModel, build
 from capsedge.models.checkpoint import save_checkpoint
 from capsedge.models.configs import ModelConfig
+from capsedge.models.training import mask_training
 from capsedge.models.training.evaluate import count_correct, to_input, typical_input_of_training
 from capsedge.models.training.losses import batch_loss, fast_math
 from capsedge.models.training.recipe import TRAINING_KEY, Recipe
@@ -32,6 +33,7 @@ from capsedge.runtime.files.writing import check_writable, make_folder, write_by
 from capsedge.runtime.metadata.origin import TRAINING_SPLIT_KEY, TrainingSplit
 from capsedge.runtime.metadata.typical_input import TYPICAL_INPUT_KEY, TypicalInput
 from capsedge.runtime.progress import Progress, silent
+from capsedge.spec.vocabularies import SEGMENTATION
 
 # --- The training loop ---
 
@@ -154,7 +156,12 @@ class _EpochsJob:
     @property
     def measures(self) -> bool:
         """Whether the accuracy is measured after every epoch."""
-        return self.recipe.pairs != "none" or self.config.task == "single-label"
+        return self.recipe.pairs != "none" or self.config.task in ("single-label", SEGMENTATION)
+
+    @property
+    def measure(self) -> str:
+        """What is measured: ``accuracy``, or ``dice`` of masks."""
+        return "dice" if self.config.task == SEGMENTATION else "accuracy"
 
     @property
     def chooses(self) -> bool:
@@ -175,7 +182,8 @@ def _check(job: _EpochsJob, resume: bool) -> bool:
         UsageError: images, recipe and model do not fit, or there is a run that is not to be resumed.
     """
     data, recipe, config = job.data, job.recipe, job.config
-    if data.classes.max(initial=0) >= config.classes:
+    mask_training.check(config, recipe)
+    if data.masks is None and data.classes.max(initial=0) >= config.classes:
         raise UsageError(
             f"The data has class {data.classes.max()}.", f"The model has {config.classes} classes."
         )
@@ -204,8 +212,12 @@ def _measured(job: _EpochsJob, model: CapsuleModel) -> dict[str, Any]:
     """The accuracy after an epoch, on the images that are not trained on if there are any."""
     if not job.measures:
         return {}
-    right = count_correct(model, job.data if job.test is None else job.test, job.recipe.pairs)
+    measured = job.data if job.test is None else job.test
     which = "training" if job.test is None else job.test.split or "test"
+    if job.measure == "dice":
+        dice = mask_training.overlap_of(model, measured).mean_dice
+        return {f"{which}_dice": dice, f"{which}_images": len(measured)}
+    right = count_correct(model, measured, job.recipe.pairs)
     return {f"{which}_accuracy": float(right.float().mean()), f"{which}_images": len(right)}
 
 
@@ -259,16 +271,19 @@ class _TrainingRun:
         """Index of the epoch whose weights become the result."""
         if self.best is None:
             return len(self.history) - 1
-        return max(
-            range(len(self.history)), key=lambda k: (self.history[k]["validation_accuracy"], k)
-        )
+        return max(range(len(self.history)), key=lambda k: (self.history[k][self._validated], k))
+
+    @property
+    def _validated(self) -> str:
+        """The member of a line of the history that chooses the epoch."""
+        return f"validation_{self.job.measure}"
 
     @property
     def exhausted(self) -> bool:
         """Whether the validation images have shown no better epoch for as long as the recipe waits."""
         if self.best is None or not self.job.recipe.patience or not self.history:
             return False
-        accuracies = [line["validation_accuracy"] for line in self.history]
+        accuracies = [line[self._validated] for line in self.history]
         return len(accuracies) > self.job.recipe.patience + accuracies.index(max(accuracies))
 
     def keep_best(self) -> None:
@@ -335,7 +350,7 @@ class _TrainingRun:
     def train_epoch(self, epoch: int, progress: Progress) -> float:
         """Make one pass over the data; returns the mean loss."""
         data, recipe, steps = self.job.data, self.job.recipe, self.job.steps
-        labels = torch.as_tensor(data.classes)
+        labels = torch.as_tensor(mask_training.targets_of(data))
         device = next(self.model.parameters()).device
         rng = torch.Generator().manual_seed(recipe.seed * 1_000_003 + epoch)
         order = torch.randperm(len(data), generator=rng)
@@ -346,14 +361,12 @@ class _TrainingRun:
             done = epoch * steps + step
             with fast_math(recipe.fast):
                 images = torch.from_numpy(data.images[index.numpy()]).to(device)
-                loss = batch_loss(
-                    self.model,
-                    to_input(images, self.job.config),
-                    labels[index],
-                    recipe,
-                    rng,
-                    done / (recipe.epochs * steps),
-                )
+                x = to_input(images, self.job.config)
+                if data.masks is not None:
+                    loss = mask_training.mask_loss(self.model, x, labels[index], recipe, rng)
+                else:
+                    part = done / (recipe.epochs * steps)
+                    loss = batch_loss(self.model, x, labels[index], recipe, rng, part)
             if not math.isfinite(loss.item()):
                 raise self._diverged(epoch, f"The loss is {loss.item():g} in step {step + 1}.")
             self.optimizer.zero_grad()

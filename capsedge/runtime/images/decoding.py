@@ -47,6 +47,49 @@ def read_image(path: Path | str) -> NDArray[Any]:
         return decode(file.read(limits.IMAGE_FILE_BYTES), str(path), Path(path))
 
 
+def read_values(path: Path) -> tuple[NDArray[np.uint8], bool]:
+    """The values ``[H, W]`` of a PNG with one value a pixel, as a mask has them, and whether it is indexed:
+    whether they are numbers of colours, and not levels of grey.
+
+    Raises:
+        UsageError: it cannot be read, or has colours, transparency or more than 8 bits.
+    """
+    check_image(path)
+    with reading.open_regular_file(path, "Name a mask that may be read.") as file:
+        _check_bytes(str(path), reading.file_size(file))
+        data = file.read(limits.IMAGE_FILE_BYTES)
+    encoding = headers.encoding_of(data)
+    if encoding is None:
+        raise _no_image(str(path), data, path)
+    with _explained(str(path), encoding.name):
+        for height, width in encoding.sizes(data, str(path)):
+            check_size(str(path), height, width)
+        with encoding.opened(data) as image:
+            check_size(str(path), image.height, image.width)
+            if encoding.name != "PNG" or image.mode not in ("P", "L", "1"):
+                raise UsageError(
+                    f"{path} is not a mask.",
+                    f"It is a {encoding.name} image of mode {image.mode}.",
+                    "Save it as a PNG that is indexed, or grey with 8 bits: one value a pixel.",
+                )
+            image.load()
+            values = np.asarray(image).astype(np.uint8) * (255 if image.mode == "1" else 1)
+            return values.astype(np.uint8), image.mode == "P"
+
+
+def text_of(path: Path, key: str) -> str:
+    """A text that an image file holds, such as a chunk of a PNG; empty if there is none of this name."""
+    with reading.open_regular_file(path, "Name an image that may be read.") as file:
+        _check_bytes(str(path), reading.file_size(file))
+        data = file.read(limits.IMAGE_FILE_BYTES)
+    encoding = headers.encoding_of(data)
+    if encoding is None:
+        return ""
+    with _explained(str(path), encoding.name), encoding.opened(data) as image:
+        found = image.info.get(key, "")
+    return found if isinstance(found, str) else ""
+
+
 def check_image(path: Path | str) -> None:
     """Refuse a path that leads nowhere."""
     if reading.path_kind(path) is None:

@@ -220,6 +220,17 @@ class OutputRoles:
             for one, size in zip(raw, sizes, strict=True)
         ]
 
+    def input_masks(self, outputs: Mapping[str, NDArray[Any]]) -> list[Mask]:
+        """The mask of each image in the size of the input, from the outputs of a segmentation."""
+        p = self._image_input.metadata.preprocessing
+        rows = len(outputs[self.scores or ""])
+        return self.masks(outputs, [(0, 0) if p is None else (p.height, p.width)] * rows)
+
+    @property
+    def one_map(self) -> bool:
+        """Whether the scores of a segmentation are of one class that is there or not."""
+        return self._maps == 1
+
     @property
     def mask_classes(self) -> tuple[str, ...]:
         """The names of the classes in a mask, by number."""

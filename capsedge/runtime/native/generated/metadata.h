@@ -14,7 +14,7 @@ constexpr std::string_view kPrefix = "capsedge.";  // of the names of all proper
 constexpr char kInputsKey[] = "capsedge_inputs";  // what a file states of its inputs
 constexpr int32_t kLeastSide = 3;  // of an image with a typical input, in pixels
 constexpr double kConfident = 0.5;  // a score from which a class applies
-constexpr int32_t kUnknownClass = 255;  // in a mask: of a pixel that the network did not see
+constexpr int32_t kUnknownClass = 255;  // in a mask: a pixel that the network did not see
 
 // Names of a graph's outputs.
 constexpr char kLengths[] = "lengths";
