@@ -117,6 +117,11 @@ def _image(path: Path) -> Path | None:
     return None if str(path) == "-" or camera_device(path) else path
 
 
+def _file_or_folder(path: Path) -> list[Path]:
+    """A file, or pictures in a folder."""
+    return [path / "000000.png"] if reading.path_kind(path) == reading.FOLDER else [path]
+
+
 READS = PathRole(reads=True)
 READS_MODEL = PathRole(reads=True, check=check_model)
 READS_MODEL_OR_NAME = PathRole(reads=True, check=check_model, named=file_or_name)
@@ -129,8 +134,7 @@ READS_CODE = PathRole(reads=True, named=_code)
 READS_ARRAYS = PathRole(reads=True, named=_arrays)
 READS_LIST = PathRole(reads=True, named=_list)
 WRITES = PathRole(written=lambda path: [path])
-# A folder is known by having no suffix; the verb checks what it writes there.
-WRITES_FILE_OR_FOLDER = PathRole(written=lambda path: [path] if path.suffix else [])
+WRITES_FILE_OR_FOLDER = PathRole(written=_file_or_folder)
 # Read if it exists, written at the end.
 UPDATES = PathRole(reads=True, check=lambda _: None, written=lambda path: [path])
 KEEPS = PathRole(written=lambda folder: [folder / "sweep-state.json"], creates=True)

@@ -148,10 +148,10 @@ def check_nodes(path: Path, summary: OnnxSummary, ops: str) -> bool:
 def no_library() -> EnvironmentProblem:
     """The error where the operator library is required, and `find_library` finds none."""
     broken = installed(NAME)
-    if broken is not None:  # on macOS
+    if broken is not None and (why := refusal(broken)):  # on macOS
         return EnvironmentProblem(
             f"The operator library {broken} does not open.",
-            f"{refusal(broken)}.",
+            f"{why}.",
             "Report it with what `capsedge doctor --report` prints; or use ops 'auto'.",
         )
     return EnvironmentProblem(

@@ -431,19 +431,18 @@ def _no_scores(
                 "`return v.flatten(2).norm(dim=-1)`"
             )
     masks = [n for n, value in outputs.items() if looks_like_maps(value.shape[1:], images)]
-    if masks:
-        also = f" {masks[0]} looks like a mask: "
-        return UsageError(
-            "None of the outputs could hold the scores of an image.",
-            f"The outputs for one image: {sizes}.{also}it has a score for every pixel.",
-            "If the network segments images, set task='segmentation'.",
-            command="If the network segments images, add --task segmentation.",
-        )
     wanted = "one class" if classes == 1 else f"{classes or 'the'} classes"
+    fix = f"Let forward return a score for each class, {line}; or name as many classes as there are scores."
+    maps, python, command = "", "", ""
+    if masks:
+        maps = f" {masks[0]} looks like a mask: it has a score for every pixel."
+        python = "If the network segments images, set task='segmentation'. Otherwise: "
+        command = "If the network segments images, add --task segmentation. Otherwise: "
     return UsageError(
         f"None of the outputs could hold the scores of {wanted}.",
-        f"The outputs for one image: {sizes}.",
-        f"Let forward return a score for each class, {line}; or name as many classes as there are scores.",
+        f"The outputs for one image: {sizes}.{maps}",
+        python + fix,
+        command=command + fix,
     )
 
 
