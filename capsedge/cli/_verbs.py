@@ -90,7 +90,7 @@ VERBS = {
     ),
     "infer": Verb(
         "infer:command",
-        "Classify images, compute the values of a regression, or the outputs for arrays.",
+        "Classify or segment images, compute the values of a regression, or the outputs for arrays.",
         DEVICE,
         "capsedge infer --model digits.onnx image.png",
     ),
