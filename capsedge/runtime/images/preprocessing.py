@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,6 +48,12 @@ def taps(source: int, target: int, index: int) -> tuple[int, NDArray[np.float32]
     return first + int(keep[0]), (w / w.sum()).astype(np.float32)
 
 
+@lru_cache(maxsize=16)  # the frames of a video have one size; weights take at most 256 KiB
+def _filter(source: int, target: int) -> tuple[tuple[int, NDArray[np.float32]], ...]:
+    """`taps` of every target pixel."""
+    return tuple(taps(source, target, index) for index in range(target))
+
+
 def resize_rows(
     source: int,
     target: int,
@@ -64,14 +71,18 @@ def resize_rows(
         every sum rounded to float32.
     """
     result = []
-    for index in range(target):
-        first, weights = taps(source, target, index)
+    for first, weights in _filter(source, target):
         total: NDArray[np.float32] | None = None
         for start in range(0, len(weights), _ROWS):
             some = weights[start : start + _ROWS]
             block = rows(first + start, first + start + len(some))
             for weight, row in zip(some, block, strict=True):
-                total = weight * row if total is None else total + weight * row
+                if total is None:
+                    total = weight * row
+                    product = np.empty_like(total)
+                else:
+                    np.multiply(weight, row, out=product)
+                    np.add(total, product, out=total)
         assert total is not None  # every target row has a source row
         result.append(total)
     return np.stack(result)
