@@ -107,21 +107,21 @@ def test_an_output_file_that_a_program_has_open(tmp_path: Path) -> None:
     np.savez(inputs, **{port.name: np.zeros(shape, np.float32)})
     target.write_text("before")
     code = """
-import subprocess, sys
+import json, subprocess, sys
 words = [sys.executable, "-m", "capsedge", "infer", "--inputs", sys.argv[1], "-o", sys.argv[2]]
 words += ["--model", "digits-dynamic"]
 def run():
     done = subprocess.run(words, input="", capture_output=True, text=True)
-    print(done.returncode, done.stderr)
+    return [done.returncode, done.stderr]
 with open(sys.argv[2]):
-    run()
-run()
+    refused = run()
+print(json.dumps([refused, run()]))
 """
     said = answer(wine.PYTHON, "-c", code, wine.path_of(inputs), wine.path_of(target))
-    refused, _, written = said.strip().rpartition("\n")
-    assert refused.startswith("2 "), said
-    assert "answer.npz" in refused
-    assert "Traceback" not in refused
-    assert written.startswith("0"), said
+    (code_then, words_then), (code_later, words_later) = json.loads(said)
+    assert (code_then, code_later) == (2, 0), said
+    assert words_then.startswith("error: Cannot write "), words_then
+    assert "answer.npz" in words_then
+    assert "Traceback" not in words_then + words_later
     assert np.load(target).files
     assert sorted(tmp_path.iterdir()) == [target, inputs]
