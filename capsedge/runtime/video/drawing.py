@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.runtime.session.masks import overlaid
 from capsedge.runtime.session.predictions import Prediction
+
+if TYPE_CHECKING:
+    from PIL.ImageFont import FreeTypeFont, ImageFont
 
 _SHARE = 24  # a line of text is this part of the height of the frame
 _LEAST = 10  # pixels of the height of a line
@@ -25,25 +29,32 @@ def draw_prediction(pixels: NDArray[Any], prediction: Prediction) -> NDArray[np.
     Returns:
         A new frame of the same size, ``[H, W, 3]`` uint8.
     """
-    from PIL import Image, ImageDraw, ImageFont
+    from PIL import Image, ImageDraw
 
     coloured = _coloured(pixels)
     if prediction.mask is not None:
         coloured = overlaid(coloured, prediction.mask)
-    picture = Image.fromarray(coloured).convert("RGBA")
+    picture = Image.fromarray(coloured)
     lines = texts(prediction)
     if lines:
         size = max(_LEAST, picture.height // _SHARE)
-        font = ImageFont.load_default(size)
-        margin = size // 3
-        layer = Image.new("RGBA", picture.size)
-        pen = ImageDraw.Draw(layer)
-        text = "\n".join(lines)
-        box = pen.multiline_textbbox((margin, margin), text, font=font)
-        pen.rectangle((0, 0, box[2] + margin, box[3] + margin), fill=_GROUND)
-        pen.multiline_text((margin, margin), text, fill=_INK, font=font)
-        picture = Image.alpha_composite(picture, layer)
-    return np.array(picture.convert("RGB"))
+        margin, font, text = size // 3, _font(size), "\n".join(lines)
+        _, _, right, below = ImageDraw.Draw(picture).multiline_textbbox(
+            (margin, margin), text, font=font
+        )
+        corner = (0, 0, int(right) + margin, int(below) + margin)
+        layer = Image.new("RGBA", corner[2:], _GROUND)
+        ImageDraw.Draw(layer).multiline_text((margin, margin), text, fill=_INK, font=font)
+        under = picture.crop(corner).convert("RGBA")
+        picture.paste(Image.alpha_composite(under, layer).convert("RGB"))
+    return np.array(picture)
+
+
+@lru_cache(maxsize=8)
+def _font(size: int) -> FreeTypeFont | ImageFont:
+    from PIL import ImageFont
+
+    return ImageFont.load_default(size)
 
 
 def texts(prediction: Prediction) -> list[str]:
