@@ -128,8 +128,11 @@ READS_CODE = PathRole(reads=True, named=_code)
 READS_ARRAYS = PathRole(reads=True, named=_arrays)
 READS_LIST = PathRole(reads=True, named=_list)
 WRITES = PathRole(written=lambda path: [path])
-# A folder is known by having no suffix; the verb checks what it writes there.
-WRITES_FILE_OR_FOLDER = PathRole(written=lambda path: [path] if path.suffix else [])
+WRITES_MASKS = PathRole(written=lambda folder: [folder / "mask.png"], creates=True)
+# A folder of masks is known by having no suffix.
+WRITES_ARRAYS_OR_MASKS = PathRole(
+    written=lambda path: [path if path.suffix else path / "mask.png"], creates=True
+)
 # Read if it exists, written at the end.
 UPDATES = PathRole(reads=True, check=lambda _: None, written=lambda path: [path])
 KEEPS = PathRole(written=lambda folder: [folder / "sweep-state.json"], creates=True)

@@ -16,7 +16,8 @@ from capsedge.cli._paths import (
     READS_IMAGES,
     READS_MODEL_OR_NAME,
     WRITES,
-    WRITES_FILE_OR_FOLDER,
+    WRITES_ARRAYS_OR_MASKS,
+    WRITES_MASKS,
 )
 from capsedge.errors import ExitCode, UsageError
 from capsedge.options import LARGEST_COUNT, Option
@@ -56,7 +57,7 @@ Output = Annotated[
         help="With --inputs: write the outputs to this .npz file. For a segmentation: write the mask of each "
         "image into this folder, as an indexed PNG.",
     ),
-    WRITES_FILE_OR_FOLDER,
+    WRITES_ARRAYS_OR_MASKS,
 ]
 Overlay = Annotated[
     Path | None,
@@ -64,7 +65,7 @@ Overlay = Annotated[
         "--overlay",
         help="For a segmentation: write each image with its mask over it into this folder.",
     ),
-    WRITES_FILE_OR_FOLDER,
+    WRITES_MASKS,
 ]
 Models = Annotated[
     list[str] | None,
