@@ -118,8 +118,9 @@ def _image(path: Path) -> Path | None:
 
 
 def _file_or_folder(path: Path) -> list[Path]:
-    """A file, or pictures in a folder."""
-    return [path / "000000.png"] if reading.path_kind(path) == reading.FOLDER else [path]
+    """A file, or pictures in a folder, which is there or has no suffix."""
+    folder = not path.suffix or reading.path_kind(path) == reading.FOLDER
+    return [path / "000000.png"] if folder else [path]
 
 
 READS = PathRole(reads=True)
@@ -134,7 +135,8 @@ READS_CODE = PathRole(reads=True, named=_code)
 READS_ARRAYS = PathRole(reads=True, named=_arrays)
 READS_LIST = PathRole(reads=True, named=_list)
 WRITES = PathRole(written=lambda path: [path])
-WRITES_FILE_OR_FOLDER = PathRole(written=_file_or_folder)
+WRITES_FILE_OR_FOLDER = PathRole(written=_file_or_folder, creates=True)
+WRITES_MASKS = PathRole(written=lambda folder: [folder / "mask.png"], creates=True)
 # Read if it exists, written at the end.
 UPDATES = PathRole(reads=True, check=lambda _: None, written=lambda path: [path])
 KEEPS = PathRole(written=lambda folder: [folder / "sweep-state.json"], creates=True)

@@ -17,6 +17,7 @@ from capsedge.cli._paths import (
     READS_MODEL_OR_NAME,
     WRITES,
     WRITES_FILE_OR_FOLDER,
+    WRITES_MASKS,
 )
 from capsedge.errors import ExitCode, UsageError
 from capsedge.options import LARGEST_COUNT, Option
@@ -66,7 +67,7 @@ Overlay = Annotated[
         "--overlay",
         help="For a segmentation: write each image with its mask over it into this folder.",
     ),
-    WRITES_FILE_OR_FOLDER,
+    WRITES_MASKS,
 ]
 Watch = Annotated[
     bool, Option("--watch", help="Stay, and classify new images of the folder as they arrive.")

@@ -20,7 +20,7 @@ from capsedge.errors import UsageError
 from capsedge.runtime.files.reading import FOLDER, path_kind
 from capsedge.runtime.images.decoding import read_image, read_values
 from capsedge.runtime.images.inputs import folder_images
-from capsedge.runtime.images.preprocessing import place
+from capsedge.runtime.images.preprocessing import placement_of
 from capsedge.runtime.metadata.metadata import Preprocessing
 from capsedge.spec.fields import UNKNOWN
 
@@ -131,7 +131,7 @@ def _pairs(folder: Path) -> list[tuple[Path, Path]]:
 
 def mask_of_input(values: NDArray[np.uint8], prep: Preprocessing) -> NDArray[np.uint8]:
     """A mask ``[H, W]`` of an image as the input shows it: the nearest pixel, `UNKNOWN` for padding."""
-    placed = place(prep, *values.shape)
+    placed = placement_of(prep, *values.shape)
     top, left, height, width = placed.part
     rows, columns = (
         start + (2 * np.arange(inner) + 1) * part // (2 * inner)

@@ -66,7 +66,7 @@ def with_scores(
         inside = {name: value[images.inside] for name, value in outputs.items()}
         maps = choose_maps(inside, sizes, len(names), named)
         roles = Outputs(scores=maps.output, kind=given.kind or maps.kind)
-        return _stated(subject, description, roles, ChosenScores(maps.reason), SEGMENTATION)
+        return _with_roles(subject, description, roles, ChosenScores(maps.reason), SEGMENTATION)
     choice = choose_scores(
         {named: outputs[named]} if named else outputs,
         len(names),
@@ -95,10 +95,10 @@ def with_scores(
     sized = outputs[choice.poses].shape[1:2] if choice.poses else ()
     poses = choice.poses if sized == (choice.classes,) else ""
     roles = Outputs(scores=scores, kind=kind, poses=given.poses or poses)
-    return _stated(subject, description, roles, chosen, declared.task)
+    return _with_roles(subject, description, roles, chosen, declared.task)
 
 
-def _stated(
+def _with_roles(
     subject: Subject, description: Description, roles: Outputs, chosen: ChosenScores, task: str
 ) -> tuple[Subject, Description]:
     """Subject and description with the outputs that were chosen."""

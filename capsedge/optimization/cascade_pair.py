@@ -29,7 +29,7 @@ from capsedge.runtime.progress import Progress
 from capsedge.runtime.score_checks import score_warnings
 from capsedge.runtime.session.predictions import DEFAULT_THRESHOLD
 from capsedge.runtime.session.session import Session
-from capsedge.spec.vocabularies import REGRESSION
+from capsedge.spec.vocabularies import CLASSIFICATION
 
 # --- Requirements that the two must share ---
 
@@ -111,9 +111,9 @@ def _misfit(small: Session, large: Session, what: str, why: str) -> UsageError:
 
 def _check_tasks(small: Session, large: Session, one: ModelMetadata, other: ModelMetadata) -> None:
     for session, metadata in ((small, one), (large, other)):
-        if metadata.task == REGRESSION:
+        if metadata.task not in CLASSIFICATION:
             raise UsageError(
-                f"{session.path} estimates values.",
+                f"{session.path} is a {metadata.task}.",
                 "Images are escalated by the scores of their classes.",
                 "Pass two classifiers.",
             )

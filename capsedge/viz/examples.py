@@ -19,7 +19,7 @@ from capsedge.runtime.metadata.metadata import Preprocessing
 from capsedge.runtime.session.classify import input_picture
 from capsedge.runtime.session.predictions import Prediction
 from capsedge.runtime.session.session import Session
-from capsedge.spec.vocabularies import REGRESSION
+from capsedge.spec.vocabularies import CLASSIFICATION, SEGMENTATION
 
 MOST_IMAGES = 12  # rows at which a picture is still readable
 MOST_CLASSES = 10
@@ -82,11 +82,15 @@ def shown(session: Session, inputs: NDArray[np.float32]) -> NDArray[np.uint8]:
 def preprocessing_of(session: Session) -> Preprocessing:
     """How the model's images are prepared."""
     metadata = session.metadata
-    if metadata is not None and metadata.task == REGRESSION:
+    if metadata is not None and metadata.task not in CLASSIFICATION:
+        masks = metadata.task == SEGMENTATION
         raise UsageError(
-            f"{session.path} estimates values.",
-            "The pictures show the capsules of classes.",
-            "Use a classifier.",
+            f"{session.path} is a {metadata.task}.",
+            "The pictures show the capsules of classes of images.",
+            "Draw its masks with `Prediction.overlay`." if masks else "Use a classifier.",
+            command="Draw its masks with `capsedge infer --overlay`."
+            if masks
+            else "Use a classifier.",
         )
     if metadata is None or metadata.preprocessing is None:
         raise session.image_input.undescribed("no preprocessing: not how to show its input")

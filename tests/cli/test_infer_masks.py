@@ -95,3 +95,17 @@ def test_more_classes_than_maps(place: Path):
     run = capsedge("optimize", place / "plain.onnx", *words)
     assert run.returncode == 2
     assert "mask [3, 8, 12]; of 4 classes they are" in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "fix"),
+    [
+        (("see", "{place}/m.onnx", "{place}/a.png", "-o", "{place}/x.png"), "infer --overlay"),
+        (("cascade", "{place}/m.onnx", "{place}/m.onnx", "--data", "{place}"), "two classifiers"),
+    ],
+)
+def test_verbs_for_classes_of_images(place: Path, words: tuple[str, ...], fix: str):
+    run = capsedge(*(word.format(place=place) for word in words))
+    assert run.returncode == 2
+    assert "is a segmentation" in run.stderr
+    assert fix in run.stderr

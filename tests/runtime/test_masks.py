@@ -15,7 +15,7 @@ from PIL import Image
 import capsedge
 from capsedge import Preprocessing
 from capsedge.errors import ArtefactError, ShapeError, UsageError
-from capsedge.runtime.images.preprocessing import place, resize
+from capsedge.runtime.images.preprocessing import placement_of, resize
 from capsedge.runtime.load import load_bytes
 from capsedge.runtime.metadata.metadata import ModelMetadata, Outputs
 from capsedge.runtime.session.mask_files import CLASSES_KEY, mask_names, mask_png
@@ -53,7 +53,7 @@ def plain_mask(
     maps: NDArray[np.float32], p: Preprocessing, size: tuple[int, int]
 ) -> NDArray[np.uint8]:
     """The rule of docs/reference/runtime.md with the image filter itself, step by step."""
-    placed = place(p, *size)
+    placed = placement_of(p, *size)
 
     def resized(x: NDArray[np.float32], height: int, width: int) -> NDArray[np.float32]:
         return resize(*x.shape[:2], height, width, lambda a, b: x[a:b])
@@ -76,7 +76,9 @@ def test_a_mask_follows_the_rule(rule: str, size: tuple[int, int], grid: tuple[i
     found = mask_of_image(maps, p, size, np.float32(0))
     assert found.dtype == np.uint8
     assert np.array_equal(found, plain_mask(maps, p, size))
-    assert (255 in found) == (rule in ("crop", "center") and place(p, *size).part[2:] != size)
+    assert (255 in found) == (
+        rule in ("crop", "center") and placement_of(p, *size).part[2:] != size
+    )
 
 
 def test_equal_scores_go_to_the_first_class():

@@ -182,7 +182,7 @@ def _prepared(
 ) -> NDArray[np.float32]:
     """Pixels ``[H, W, C]`` of uint8, uint16 or float32 (0..255) as the input of a model."""
     wanted = preprocessing.channels
-    placed = place(preprocessing, pixels.shape[0], pixels.shape[1])
+    placed = placement_of(preprocessing, pixels.shape[0], pixels.shape[1])
     top, left, height, width = placed.part
 
     def rows(first: int, last: int) -> NDArray[np.float32]:
@@ -216,7 +216,7 @@ class Placement(NamedTuple):
         return (height - self.inner[0]) // 2, (width - self.inner[1]) // 2
 
 
-def place(preprocessing: Preprocessing, height: int, width: int) -> Placement:
+def placement_of(preprocessing: Preprocessing, height: int, width: int) -> Placement:
     """The placement of an image with this size."""
     target = preprocessing.height, preprocessing.width
     if preprocessing.resize == "crop":

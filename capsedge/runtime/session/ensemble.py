@@ -133,13 +133,9 @@ class Ensemble(LoadedModel[list[NDArray[Any]]]):
         return list(run(_predict, self.members, batch))
 
     def _batches(
-        self,
-        images: Images,
-        size: int,
-        options: ImageOptions,
-        note: Callable[[Size], None] | None = None,
+        self, images: Images, size: int, options: ImageOptions
     ) -> Iterator[list[NDArray[Any]]]:
-        """Prepared batches, one for each member; an ensemble makes no masks, so it needs no sizes."""
+        """Prepared batches, one for each member."""
         source = on_host(images)
         if options.prepared and isinstance(source, np.ndarray) and source.ndim == 5:
             return self._of_members(source, size, options.invert)

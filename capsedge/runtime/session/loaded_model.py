@@ -32,6 +32,7 @@ class ImageOptions(NamedTuple):
     invert: bool
     layout: str | None
     prepared: bool | None
+    note: Callable[[Size], None] | None = None  # called with the size of each image in turn
 
 
 class LoadedModel(Summarized, Generic[Batch]):
@@ -185,23 +186,19 @@ class LoadedModel(Summarized, Generic[Batch]):
         """The predictions; wrong arguments are refused at once."""
         top_k, threshold = self.sessions[0].roles.choice(top_k, threshold)
         sizes = deque(known)
-        batches = self._read(images, batch_size, options, None if known else sizes.append)
+        options = options._replace(note=None if known else sizes.append)
+        batches = self._read(images, batch_size, options)
         return chain.from_iterable(
             self._predicted(batch, top_k, threshold, options.invert, sizes) for batch in batches
         )
 
     def _read(
-        self,
-        images: Images,
-        batch_size: int | None,
-        options: ImageOptions,
-        note: Callable[[Size], None] | None = None,
+        self, images: Images, batch_size: int | None, options: ImageOptions
     ) -> Iterator[Batch]:
-        """Prepared batches, as large as a run of every member takes; of images read here, ``note`` gets the
-        size of each one before its batch comes."""
+        """Prepared batches, as large as a run of every member takes."""
         size = min(run_size(session.backend.batches, batch_size) for session in self.sessions)
         self._check_open()
-        return self._batches(images, size, options, note)
+        return self._batches(images, size, options)
 
     @abstractmethod
     def _check_open(self) -> None:
@@ -212,13 +209,7 @@ class LoadedModel(Summarized, Generic[Batch]):
         """As `prepare`."""
 
     @abstractmethod
-    def _batches(
-        self,
-        images: Images,
-        size: int,
-        options: ImageOptions,
-        note: Callable[[Size], None] | None = None,
-    ) -> Iterator[Batch]:
+    def _batches(self, images: Images, size: int, options: ImageOptions) -> Iterator[Batch]:
         """Prepared batches of at most ``size`` images; wrong arguments are refused at once."""
 
     @abstractmethod

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import ShapeError
-from capsedge.runtime.images.preprocessing import place, taps
+from capsedge.runtime.images.preprocessing import placement_of, taps
 from capsedge.runtime.metadata.metadata import Preprocessing
 from capsedge.spec.fields import UNKNOWN
 
@@ -73,7 +73,7 @@ def mask_of_image(
     if preprocessing is None:
         return _decided(maps, maps.shape[:2], level)
     p = preprocessing
-    placed = place(p, *size)
+    placed = placement_of(p, *size)
     maps = _resized(maps, (p.height, p.width))
     (down, right), (height, width) = placed.corner(p.height, p.width), placed.inner
     top, left, *part = placed.part

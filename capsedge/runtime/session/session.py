@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -169,17 +169,11 @@ class Session(LoadedModel[NDArray[Any]]):
         self._runner.check_open()
 
     def _prepared(self, image: OneImage, options: ImageOptions) -> NDArray[np.float32]:
-        return self.image_input.reader(*options).one(image)
+        return self.image_input.reader(*options[:3]).one(image)
 
-    def _batches(
-        self,
-        images: Images,
-        size: int,
-        options: ImageOptions,
-        note: Callable[[Size], None] | None = None,
-    ) -> Iterator[NDArray[Any]]:
+    def _batches(self, images: Images, size: int, options: ImageOptions) -> Iterator[NDArray[Any]]:
         """Prepared batches ``[n, C, H, W]``."""
-        return self.image_input.batches(images, size, *options, note=note)
+        return self.image_input.batches(images, size, *options)
 
     def _predicted(
         self,
