@@ -174,6 +174,9 @@ def _chosen(structure: Structure, library: Path, kernels: Path) -> CudaOperators
     top = {id(node) for node in structure.graph.nodes}
     names: dict[str, None] = {}
     for node in _capsedge_nodes(structure):
+        operator = OPERATORS.get(operator_of(node.op))
+        if operator is not None and operator.standard:
+            continue  # its body has a kernel
         names[node.op] = None
         where = node.name or node.outputs[0] if node.outputs else node.name
         if id(node) not in top:

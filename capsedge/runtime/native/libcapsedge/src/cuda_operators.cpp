@@ -303,6 +303,8 @@ CudaOperators fitting_operators(std::string_view bytes) {
   CudaOperators chosen;
   std::set<std::string> seen, misfits;
   for (const Node& node : read.nodes) {
+    const OperatorSpec* const spec = ort::split(node.type).first;
+    if (spec != nullptr && spec->standard) continue;  // its body has a kernel
     if (seen.insert(node.type).second) chosen.names.push_back(node.type);
     const std::string why = refusal(node, read.values);
     if (why.empty() || !misfits.insert(node.type).second) continue;
