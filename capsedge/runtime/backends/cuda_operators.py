@@ -146,10 +146,11 @@ def _check_bodies(
     if not missing:
         return
     why = "ops is 'portable'" if problem is None else problem.what.rstrip(".")
+    if chosen:
+        why = chosen.others or "the kernels do not include them"
     raise EnvironmentProblem(
         f"{path} does not run on the GPU here.",
-        f"Its {', '.join(dict.fromkeys(missing))} nodes have no function body, and "
-        f"{(chosen and chosen.others) or why}.",
+        f"Its {', '.join(dict.fromkeys(missing))} nodes have no function body, and {why}.",
         problem.fix if problem else "Export it again with `capsedge export --ops auto`.",
     )
 

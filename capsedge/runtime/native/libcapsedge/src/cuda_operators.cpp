@@ -292,7 +292,9 @@ void check_bodies(const OnnxFile& file, const std::string& name, const CudaOpera
   if (without.empty()) return;
   throw Failure(CAPSEDGE_ENVIRONMENT, name + " does not run on the GPU here.",
                 "Its " + joined({without.begin(), without.end()}) + " nodes have no function body. " +
-                    (chosen.others.empty() ? "ops is portable." : chosen.others),
+                    (!chosen.others.empty()    ? chosen.others
+                     : chosen.kernels.empty() ? "ops is portable."
+                                              : "The kernels do not include them."),
                 missing ? missing->fix : "Export it again with `capsedge export --ops auto`.");
 }
 
