@@ -31,6 +31,7 @@ from capsedge.datasets import ImageSet
 from capsedge.errors import ArtefactError, UnsupportedModelError, UsageError
 from capsedge.graph.check import checked
 from capsedge.graph.cleanup import to_normal_form
+from capsedge.graph.convolutions import write_standard_convolutions
 from capsedge.graph.functions import attach_short_functions
 from capsedge.graph.ir import opset_of
 from capsedge.graph.target_runtimes import fit_to_runtime
@@ -90,6 +91,7 @@ class FloatModel:
         self.session = load_bytes(self.content, self.path)
         self.metadata: ModelMetadata | None = self.session.metadata
         self.model = onnx.load_model_from_string(self.content)
+        write_standard_convolutions(self.model)
         self._check_single()
         self._check_not_quantized()
         if self.metadata is None:

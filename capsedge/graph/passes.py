@@ -16,6 +16,7 @@ from capsedge.graph.cleanup import (
     simplify,
     strip_notes,
 )
+from capsedge.graph.convolutions import write_fast_convolutions
 from capsedge.graph.functions import attach_functions, expand, inline, inline_functions
 from capsedge.graph.fusion import FusionReport
 from capsedge.graph.fusion.execution import first_line
@@ -125,6 +126,8 @@ def lower(
     write_exact_sigmoids(model)
     remove_dead_nodes(model, None if rewrites.light_cone else DOMAIN)
     use_portable_forms(model)
+    if ops == "auto":  # a GPU has no kernel, and runs the body
+        write_fast_convolutions(model)
     effects = _effects(rewrites, model, passes - kept, linear)
     model, runnable = _in_form(model, ops, rewrites)
     _check(model)

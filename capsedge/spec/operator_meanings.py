@@ -117,6 +117,14 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "y": "as x",
         "epsilon": "added to the variance, which is that of the population",
     },
+    "FastConv": {
+        "x": "images",
+        "weight": "filters, as those of ONNX's `Conv` without groups",
+        "bias": "added to each output channel",
+        "y": "`H' = (H + pads[0] + pads[2] - Kh) / strides[0] + 1` (floor), likewise `W'`",
+        "strides": "rows, columns; at most 2",
+        "pads": "top, left, bottom, right; each less than the window",
+    },
     "QuantizedConv": {
         "x": "images",
         "x_scale": "one number",

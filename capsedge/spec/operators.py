@@ -121,6 +121,8 @@ class Operator:
         freezable: whether constant couplings make it one matrix product.
         first_pass: the operator that it equals if its parents are zero; empty if there is none.
         plugin: whether the TensorRT plugin library has it.
+        standard: the standard operator that is its body; empty for others. GPUs have kernels for it, so the
+            body there counts as a kernel.
         sums, agreements: products per element of a vote, in an iteration and between two iterations.
         per_element: operations per element of the output, for operators that do not route.
         quantizes: the operator of which this is the variant with INT8 weights; empty for others.
@@ -139,6 +141,7 @@ class Operator:
     freezable: bool = False
     first_pass: str = ""
     plugin: bool = False
+    standard: str = ""
     sums: int = 0
     agreements: int = 0
     per_element: int = 0
@@ -422,6 +425,17 @@ _NORMALIZATION = Operator(
     (_epsilon(1e-5),),
     per_element=8,
 )
+_FAST_CONVOLUTION = Operator(
+    "FastConv",
+    (
+        Value("x", ("N", "C", "H", "W")),
+        Value("weight", ("M", "C", "Kh", "Kw")),
+        Value("bias", ("M",), optional=True),
+    ),
+    (Value("y", ("N", "M", "H'", "W'")),),
+    (_STRIDES, Attribute("pads", "ints", (0, 0, 0, 0))),
+    standard="Conv",
+)
 _CONVOLUTION = Operator(
     "QuantizedConv",
     (
@@ -451,6 +465,7 @@ _FLOAT = (
     _SELF_ATTENTION,
     _UNIFORM,
     _NORMALIZATION,
+    _FAST_CONVOLUTION,
 )
 
 

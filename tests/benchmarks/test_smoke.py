@@ -27,6 +27,10 @@ PROGRAMS: dict[str, list[str]] = {
         f"{ZOO}/digits-em.onnx", f"{ZOO}/digits-dynamic.onnx", f"{DATA}/mnist", "--images", "200",
         "--timed", "2", "--min-agreement", "0.5", "--cascade", f"{OUT}/cascade.onnx",
     ],
+    "convolutions": [
+        "--threads", "1", "--rounds", "1", "--batches", "1", "--layers", "1", "--width", "0",
+        "--json", f"{OUT}/document.json",
+    ],
     "ensembles": ["digits-em", "digits-dynamic", "--threads", "1", "--batch", "1"],
     "libcapsedge": ["--json", "--calls", "10", "--blocks", "2", "--starts", "1"],
     "moving_pictures": ["--sizes", "64x48", "--frames", "3", "--rounds", "1"],

@@ -99,6 +99,7 @@ class Torch:
         made_by_the_exporter: dict[str, Callable[..., Any]] = {
             "UniformRouting": _uniform_routing,
             "PoseNormalization": _pose_normalization,
+            "FastConv": _fast_conv,
         }
         name = OPERATORS[case.operator].torch
         operator = getattr(ops, name) if name else made_by_the_exporter[case.operator]
@@ -131,6 +132,17 @@ def _pose_normalization(x: Any, scale: Any, bias: Any, epsilon: float) -> Any:
     y = torch.nn.functional.layer_norm(
         x.to(compute), scale.shape, scale.to(compute), bias.to(compute), epsilon
     )
+    return y.to(x.dtype)
+
+
+def _fast_conv(x: Any, weight: Any, bias: Any = None, *, strides: Any, pads: Any) -> Any:
+    """PyTorch's own convolution, in FP32 for float16."""
+    import torch
+
+    compute = torch.float32 if x.dtype == torch.float16 else x.dtype
+    images = torch.nn.functional.pad(x.to(compute), (pads[1], pads[3], pads[0], pads[2]))
+    added = None if bias is None else bias.to(compute)
+    y = torch.nn.functional.conv2d(images, weight.to(compute), added, tuple(strides))
     return y.to(x.dtype)
 
 

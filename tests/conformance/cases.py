@@ -633,6 +633,44 @@ def _normalization_cases() -> Iterator[Case]:
     yield case((3000, 7))
 
 
+def _fast_conv_cases() -> Iterator[Case]:
+    def case(
+        n: int, c: int, h: int, w: int, m: int, kh: int, kw: int,
+        strides: tuple[int, int] = (1, 1), pads: tuple[int, int, int, int] = (0, 0, 0, 0),
+        kind: str = "normal", bias: bool = True, heavy: bool = False,
+    ) -> Case:  # fmt: skip
+        return Case(
+            "FastConv",
+            {"N": n, "C": c, "H": h, "W": w, "M": m, "Kh": kh, "Kw": kw},
+            {"strides": strides, "pads": pads},
+            kind,
+            {"bias": bias},
+            heavy,
+        )
+
+    for kind in inputs.KINDS["FastConv"]:
+        yield case(2, 16, 13, 14, 17, 5, 5, kind=kind)
+        yield case(1, 9, 15, 15, 33, 9, 9, (2, 2), (2, 2, 2, 2), kind=kind, bias=False)
+    # Every number of taps and each of their divisions.
+    for taps in range(1, 12):
+        for stride in (1, 2):
+            yield case(1, 3, 14, 13, 5, taps, 12 - taps, (stride, 1))
+            yield case(
+                1, 2, 12, 15, 4, 6, taps, (2, stride), (1, 0, 2, min(1, taps - 1)), bias=False
+            )
+    odd = (
+        (1, 1, 5, 5, 1, 5, 5), (7, 5, 6, 7, 3, 5, 5), (3, 13, 9, 5, 65, 7, 5), (1, 70, 8, 8, 40, 5, 7),
+        (2, 4, 5, 60, 3, 5, 5), (1, 3, 5, 170, 2, 5, 5),
+    )  # fmt: skip
+    for dims in odd:
+        yield case(*dims)
+        yield case(*dims, strides=(2, 2), pads=(4, 1, 0, 3), bias=False)
+    yield case(0, 3, 9, 9, 4, 5, 5)
+    # The second convolutions of CapsNet on MNIST and CIFAR-10.
+    yield case(1, 256, 20, 20, 256, 9, 9, (2, 2), heavy=True)
+    yield case(2, 256, 24, 24, 256, 9, 9, (2, 2), heavy=True)
+
+
 def _quantized_routing_cases() -> Iterator[Case]:
     """A part of the cases of the float operators: every fourth, batches of 0 and 7, layers of models."""
     routing = (
@@ -704,6 +742,7 @@ BY_NAME = {
         *_self_attention_cases(),
         *_uniform_cases(),
         *_normalization_cases(),
+        *_fast_conv_cases(),
         *_quantized_routing_cases(),
         *_conv_cases(),
     )

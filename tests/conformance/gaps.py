@@ -97,6 +97,7 @@ GAPS = (
         "refused: `capsedge quantize --target tensorrt`",
     ),
     Gap(("c",), _with_int8("VoteRouting", "SelfAttentionRouting"), "there is no kernel", _WRITTEN),
+    Gap(("c",), ("FastConv",), "weights as they are take the least flash", _WRITTEN),
     Gap(
         ("web",),
         tuple(OPERATORS),
@@ -107,6 +108,13 @@ GAPS = (
         ("cpu", "cuda", "tensorrt"),
         _where(lambda o: o.name != "QuantizedConv"),
         "the kernels store float32 and float16",
+        "backends need no other types",
+        types=("float64",),
+    ),
+    Gap(
+        ("body",),
+        ("FastConv",),
+        "ONNX Runtime has no convolution of float64",
         "backends need no other types",
         types=("float64",),
     ),

@@ -21,6 +21,7 @@ Array = NDArray[np.float64]
 # saturated   agreements (dynamic, attention) or activations (EM) so strong that they are 0 or 1
 # a-zero/one  EM: every activation 0, or 1
 # a-tiny      EM: activations from 1e-9 to 1e-3 (float16: from its smallest number)
+# uneven      channels of images and filters from 1e-3 to 1e3
 # agreeing    EM: all votes for a parent within 1 % of each other, variances near 1e-4
 KINDS = {
     "Squash": ("normal", "zeros", "tiny", "huge", "ties", "saturated"),
@@ -33,6 +34,7 @@ KINDS = {
     "SelfAttentionRouting": ("normal", "zeros", "tiny", "huge", "ties", "saturated"),
     "UniformRouting": ("normal", "zeros", "tiny", "huge", "ties"),
     "PoseNormalization": ("normal", "zeros", "tiny", "huge", "ties"),
+    "FastConv": ("normal", "zeros", "tiny", "huge", "uneven"),
     "QuantizedConv": ("normal", "zeros", "ties", "saturated"),
 }  # fmt: skip
 
@@ -88,6 +90,7 @@ def build(
         "SelfAttentionRouting": _self_attention,
         "UniformRouting": _uniform,
         "PoseNormalization": _normalization,
+        "FastConv": _fast_conv,
     }[operator](rng, dims, settings, kind, dtype)
     return {key: np.ascontiguousarray(value, dtype=dtype) for key, value in made.items()}
 
@@ -105,6 +108,19 @@ def _with_quantized_weight(arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray
         found["weight"] = np.clip(np.rint(array / scale), -127, 127).astype(np.int8)
         found["weight_scale"] = np.ascontiguousarray(scale.squeeze(shared))
     return found
+
+
+def _fast_conv(
+    rng: np.random.Generator, d: Mapping[str, Any], s: Mapping[str, Any], kind: str, dtype: str
+) -> dict[str, Array]:
+    """Outputs of unit variance; uneven: the factors of an image's channel and of its filter cancel out."""
+    n, c, h, w, m, kh, kw = (d[k] for k in ("N", "C", "H", "W", "M", "Kh", "Kw"))
+    factor = _factors(rng, (n, 1, 1, 1), kind, dtype)
+    channels = 10.0 ** rng.uniform(-3, 3, c) if kind == "uneven" else np.ones(c)
+    x = rng.standard_normal((n, c, h, w)) * factor * channels[:, None, None]
+    weight = rng.standard_normal((m, c, kh, kw)) / (c * kh * kw) ** 0.5 / channels[:, None, None]
+    given = {"x": x, "weight": weight}
+    return given | ({"bias": rng.standard_normal(m) * (kind != "tiny")} if s["bias"] else {})
 
 
 def _conv(

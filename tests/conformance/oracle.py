@@ -341,6 +341,27 @@ def dequantized(weight: ArrayLike, scale: ArrayLike) -> Array:
     return weight * (scale[:, :, None] if weight.ndim == 4 else scale[:, None, :])
 
 
+def fast_conv(
+    x: ArrayLike,
+    weight: ArrayLike,
+    bias: ArrayLike | None = None,
+    *,
+    strides: Sequence[int],
+    pads: Sequence[int],
+) -> Array:
+    """ONNX Conv: the sums over its window, tap by tap. ``[N, M, H', W']``."""
+    x, weight = _double(x), _double(weight)
+    x = np.pad(x, ((0, 0), (0, 0), (pads[0], pads[2]), (pads[1], pads[3])))
+    kernel = weight.shape[2:]
+    grid = [(x.shape[2 + k] - kernel[k]) // strides[k] + 1 for k in (0, 1)]
+    y = np.zeros((len(x), len(weight), *grid))
+    for row, column in np.ndindex(*kernel):
+        rows = slice(row, row + strides[0] * (grid[0] - 1) + 1, strides[0])
+        columns = slice(column, column + strides[1] * (grid[1] - 1) + 1, strides[1])
+        y += np.einsum("nchw,mc->nmhw", x[:, :, rows, columns], weight[:, :, row, column])
+    return y if bias is None else y + _double(bias)[:, None, None]
+
+
 def quantized_conv(
     x: NDArray[np.uint8],
     x_scale: NDArray[np.float32],

@@ -79,6 +79,12 @@ UNIFORM = (
 )
 NORMALIZATION = ("PoseNormalization", {"epsilon": 1e-5}, [zeros(2, 3, 16), zeros(16), zeros(16)])
 
+FAST = (
+    "FastConv",
+    {"strides": (2, 1), "pads": (1, 0, 2, 4)},
+    [zeros(2, 3, 9, 8), zeros(4, 3, 5, 5), zeros(4)],
+)
+
 
 def test_the_fastest_level_is_the_default() -> None:
     assert levels()[0] == "plain"
@@ -132,6 +138,7 @@ def test_a_level_that_is_not_there_is_named() -> None:
         (ATTENTION, {"matrix_pose": -1}, r"attribute 'matrix_pose' is -1: wanted 0 or 1"),
         (UNIFORM, {"strides": (2, 0)}, r"UniformRouting: attribute 'strides' is \[2, 0\]"),
         (NORMALIZATION, {"epsilon": 0.0}, r"PoseNormalization: attribute 'epsilon' is 0\.0+"),
+        (FAST, {"pads": (0, -1, 0, 0)}, r"attribute 'pads' is \[0, -1, 0, 0\]: wanted 4 numbers"),
         (ATTENTION, {"agreement_scale": None}, r"attribute 'agreement_scale' is missing"),
         (
             ATTENTION,
@@ -173,6 +180,10 @@ def test_wrong_attributes_are_named(
         (UNIFORM, 3, (5,), r"UniformRouting: input 'bias' has shape \[5\]: wanted \[16\]"),
         (NORMALIZATION, 0, (), r"PoseNormalization: input 'x' has shape \[\]: wanted \[..., P\]"),
         (NORMALIZATION, 1, (3,), r"input 'scale' has shape \[3\]: wanted \[16\]"),
+        (FAST, 0, (2, 4, 9, 8), r"'weight' has shape \[4, 3, 5, 5\]: wanted \[M, 4, Kh, Kw\]"),
+        (FAST, 1, (4, 3, 13, 5), r"FastConv: the window of 13x5 is larger than the grid of 12x12"),
+        (FAST, 1, (4, 3, 5, 4), r"'pads' is \[1, 0, 2, 4\] with windows .*: wanted less than"),
+        (FAST, 2, (3,), r"FastConv: input 'bias' has shape \[3\]: wanted \[4\]"),
     ],
 )
 def test_wrong_shapes_are_named(
@@ -195,6 +206,7 @@ def test_wrong_shapes_are_named(
         (DYNAMIC, 1, "input 'weight' is neither float nor float16"),
         (EM, 2, "input 'weight' is neither float nor float16"),
         (UNIFORM, 1, "input 'weight' is neither float nor float16"),
+        (FAST, 1, "input 'weight' is neither float nor float16"),
     ],
 )
 def test_wrong_types_are_named(

@@ -141,6 +141,19 @@ def test_what_the_kernels_take(node: Any, reason: str, kind: int) -> None:
         choice(data, "fused")
 
 
+FAST = ("FastConv", [("N", 3, 9, 9), (4, 3, 5, 5)], {})
+
+
+def test_a_body_of_one_standard_operator_counts_as_a_kernel() -> None:
+    """ONNX Runtime's CUDA provider has the kernel of ``Conv``."""
+    found = choice(file(dynamic(), FAST), "fused")
+    assert found
+    assert (found.names, found.others) == (("DynamicRouting",), "")
+    assert choice(file(FAST), "fused") is None
+    with pytest.raises(EnvironmentProblem, match=r"does not run on the GPU here[^\0]*FastConv"):
+        choice(file(FAST, bodies=False))
+
+
 LACKING = {
     "per image": dynamic((6, 3, 4), ("N", 6, 3)),
     "shared prior": dynamic(prior=(1, 3)),

@@ -108,8 +108,9 @@ def _integers(a: Attribute) -> list[int]:
 def _operator(o: Operator) -> str:
     quantizes = f'"{o.quantizes}"' if o.quantizes else "nullptr"
     plugin = "true" if o.plugin else "false"
+    standard = "true" if o.standard else "false"
     return (
-        f'    {{"{o.name}", {quantizes}, {plugin},\n'
+        f'    {{"{o.name}", {quantizes}, {plugin}, {standard},\n'
         f"     {_braces(map(_value, o.inputs))},\n"
         f"     {_braces(map(_value, o.outputs))},\n"
         f"     {_braces(map(_attribute, o.attributes))}}},"

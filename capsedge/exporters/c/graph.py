@@ -25,6 +25,7 @@ from capsedge.exporters.c.program import (
     dense,
 )
 from capsedge.graph import Rewrites, functions, ir
+from capsedge.graph.convolutions import write_standard_convolutions
 from capsedge.graph.ir import Graph
 from capsedge.runtime.files.text import printable
 from capsedge.spec.operators import DOMAIN, OPERATORS, operator_of
@@ -49,6 +50,7 @@ def prepare(model: onnx.ModelProto, wanted: Collection[str]) -> onnx.ModelProto:
         wanted: the outputs to keep.
     """
     copy = ir.copy_of(model)
+    write_standard_convolutions(copy)
     outputs = [o for o in copy.graph.output if o.name in wanted]
     ir.replace(copy.graph.output, outputs)
     shapes = ir.shapes_of(onnx.shape_inference.infer_shapes(copy, data_prop=True))

@@ -146,10 +146,11 @@ def _check_bodies(
     if not missing:
         return
     why = "ops is 'portable'" if problem is None else problem.what.rstrip(".")
+    if chosen:
+        why = chosen.others or "the kernels do not include them"
     raise EnvironmentProblem(
         f"{path} does not run on the GPU here.",
-        f"Its {', '.join(dict.fromkeys(missing))} nodes have no function body, and "
-        f"{(chosen and chosen.others) or why}.",
+        f"Its {', '.join(dict.fromkeys(missing))} nodes have no function body, and {why}.",
         problem.fix if problem else "Export it again with `capsedge export --ops auto`.",
     )
 
@@ -174,6 +175,9 @@ def _chosen(structure: Structure, library: Path, kernels: Path) -> CudaOperators
     top = {id(node) for node in structure.graph.nodes}
     names: dict[str, None] = {}
     for node in _capsedge_nodes(structure):
+        operator = OPERATORS.get(operator_of(node.op))
+        if operator is not None and operator.standard:
+            continue  # its body has a kernel
         names[node.op] = None
         where = node.name or node.outputs[0] if node.outputs else node.name
         if id(node) not in top:

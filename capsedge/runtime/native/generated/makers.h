@@ -14,6 +14,7 @@ std::unique_ptr<Operator> make_attention_routing(const Attributes&, const Level&
 std::unique_ptr<Operator> make_self_attention_routing(const Attributes&, const Level&);
 std::unique_ptr<Operator> make_uniform_routing(const Attributes&, const Level&);
 std::unique_ptr<Operator> make_pose_normalization(const Attributes&, const Level&);
+std::unique_ptr<Operator> make_fast_conv(const Attributes&, const Level&);
 std::unique_ptr<Operator> make_quantized_routing(const Attributes&, const Level&);
 std::unique_ptr<Operator> make_quantized_conv(const Attributes&, const Level&);
 
@@ -27,6 +28,7 @@ constexpr std::unique_ptr<Operator> (*kMakers[])(const Attributes&, const Level&
     make_self_attention_routing,
     make_uniform_routing,
     make_pose_normalization,
+    make_fast_conv,
     make_quantized_routing,
     make_quantized_routing,
     make_quantized_routing,

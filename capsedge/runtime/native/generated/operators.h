@@ -24,6 +24,7 @@ enum class OperatorId {
   kSelfAttentionRouting,
   kUniformRouting,
   kPoseNormalization,
+  kFastConv,
   kQuantizedDynamicRouting,
   kQuantizedEMRouting,
   kQuantizedAttentionRouting,
@@ -31,7 +32,7 @@ enum class OperatorId {
   kQuantizedUniformRouting,
   kQuantizedConv,
 };
-constexpr size_t kOperatorCount = 14;
+constexpr size_t kOperatorCount = 15;
 
 constexpr WindowPositions kWindowPositions[] = {
     {"H'", "H", "Kh", 0},
@@ -39,12 +40,12 @@ constexpr WindowPositions kWindowPositions[] = {
 };
 
 inline constexpr std::array<OperatorSpec, kOperatorCount> kOperators = {{
-    {"Squash", nullptr, true,
+    {"Squash", nullptr, true, false,
      {{"x", 'T', false, {"...", "P"}, 0, false, 0}},
      {{"y", 'T', false, {"...", "P"}, 0, false, 0}},
      {{"axis", AttributeType::kInt, false, false, false, {-1}, 0},
       {"epsilon", AttributeType::kFloat, false, false, true, {}, 1e-08f}}},
-    {"DynamicRouting", nullptr, true,
+    {"DynamicRouting", nullptr, true, false,
      {{"u", 'T', false, {"N", "I", "Pin"}, 0, false, 0},
       {"weight", 'T', false, {"I", "J", "Pout", "Pin"}, 1, false, 0},
       {"log_prior", 'T', false, {"I", "J"}, 1, false, 1},
@@ -61,7 +62,7 @@ inline constexpr std::array<OperatorSpec, kOperatorCount> kOperators = {{
       {"elementwise", AttributeType::kInt, false, true, false, {0}, 0},
       {"agreement_scale", AttributeType::kFloat, false, false, false, {}, 1.0f},
       {"epsilon", AttributeType::kFloat, false, false, true, {}, 1e-08f}}},
-    {"VoteRouting", nullptr, true,
+    {"VoteRouting", nullptr, true, false,
      {{"votes", 'T', false, {"N", "I", "J", "P"}, 4, false, 4},
       {"log_prior", 'T', false, {"I", "J"}, 1, false, 1},
       {"bias", 'T', false, {"J", "P"}, 0, false, 0},
@@ -76,7 +77,7 @@ inline constexpr std::array<OperatorSpec, kOperatorCount> kOperators = {{
       {"elementwise", AttributeType::kInt, false, true, false, {0}, 0},
       {"agreement_scale", AttributeType::kFloat, false, false, false, {}, 1.0f},
       {"epsilon", AttributeType::kFloat, false, false, true, {}, 1e-08f}}},
-    {"EMRouting", nullptr, true,
+    {"EMRouting", nullptr, true, false,
      {{"pose", 'T', false, {"N", "H", "W", "C", "P"}, 0, false, 0},
       {"a", 'T', false, {"N", "H", "W", "C"}, 0, false, 0},
       {"weight", 'T', false, {"Kh", "Kw", "C", "M", "K", "L"}, 0, false, 0},
@@ -93,7 +94,7 @@ inline constexpr std::array<OperatorSpec, kOperatorCount> kOperators = {{
       {"normalize_activations", AttributeType::kInt, false, true, false, {0}, 0},
       {"ones_first", AttributeType::kInt, false, true, false, {0}, 0},
       {"epsilon", AttributeType::kFloat, false, false, true, {}, 1e-06f}}},
-    {"AttentionRouting", nullptr, true,
+    {"AttentionRouting", nullptr, true, false,
      {{"pose", 'T', false, {"N", "H", "W", "C", "Pin"}, 0, false, 0},
       {"parent", 'T', false, {"N", "H'", "W'", "M", "P"}, 1, false, 0},
       {"weight", 'T', false, {"Kh", "Kw", "C", "M", "K", "L"}, 0, false, 0},
@@ -104,13 +105,13 @@ inline constexpr std::array<OperatorSpec, kOperatorCount> kOperators = {{
       {"matrix_pose", AttributeType::kInt, false, true, false, {1}, 0},
       {"agreement_scale", AttributeType::kFloat, true, false, false, {}, 0},
       {"epsilon", AttributeType::kFloat, false, false, true, {}, 1e-05f}}},
-    {"SelfAttentionRouting", nullptr, true,
+    {"SelfAttentionRouting", nullptr, true, false,
      {{"u", 'T', false, {"N", "I", "Pin"}, 0, false, 0},
       {"weight", 'T', false, {"I", "J", "Pout", "Pin"}, 0, false, 0},
       {"bias", 'T', false, {"I", "J"}, 0, false, 0}},
      {{"v", 'T', false, {"N", "J", "Pout"}, 0, false, 0}},
      {{"epsilon", AttributeType::kFloat, false, false, true, {}, 1e-20f}}},
-    {"UniformRouting", nullptr, false,
+    {"UniformRouting", nullptr, false, false,
      {{"pose", 'T', false, {"N", "H", "W", "C", "Pin"}, 0, false, 0},
       {"weight", 'T', false, {"Kh", "Kw", "C", "M", "K", "L"}, 0, false, 0},
       {"scale", 'T', false, {"P"}, 0, false, 0},
@@ -119,13 +120,20 @@ inline constexpr std::array<OperatorSpec, kOperatorCount> kOperators = {{
      {{"strides", AttributeType::kInts, false, false, true, {1, 1}, 0},
       {"matrix_pose", AttributeType::kInt, false, true, false, {1}, 0},
       {"epsilon", AttributeType::kFloat, false, false, true, {}, 1e-05f}}},
-    {"PoseNormalization", nullptr, false,
+    {"PoseNormalization", nullptr, false, false,
      {{"x", 'T', false, {"...", "P"}, 0, false, 0},
       {"scale", 'T', false, {"P"}, 0, false, 0},
       {"bias", 'T', false, {"P"}, 0, false, 0}},
      {{"y", 'T', false, {"...", "P"}, 0, false, 0}},
      {{"epsilon", AttributeType::kFloat, false, false, true, {}, 1e-05f}}},
-    {"QuantizedDynamicRouting", "DynamicRouting", false,
+    {"FastConv", nullptr, false, true,
+     {{"x", 'T', false, {"N", "C", "H", "W"}, 0, false, 0},
+      {"weight", 'T', false, {"M", "C", "Kh", "Kw"}, 0, false, 0},
+      {"bias", 'T', true, {"M"}, 0, false, 0}},
+     {{"y", 'T', false, {"N", "M", "H'", "W'"}, 0, false, 0}},
+     {{"strides", AttributeType::kInts, false, false, true, {1, 1}, 0},
+      {"pads", AttributeType::kInts, false, false, false, {0, 0, 0, 0}, 0}}},
+    {"QuantizedDynamicRouting", "DynamicRouting", false, false,
      {{"u", 'T', false, {"N", "I", "Pin"}, 0, false, 0},
       {"weight", 'b', false, {"I", "J", "Pout", "Pin"}, 1, false, 0},
       {"weight_scale", 'f', false, {"J", "Pout"}, 0, false, 0},
@@ -143,7 +151,7 @@ inline constexpr std::array<OperatorSpec, kOperatorCount> kOperators = {{
       {"elementwise", AttributeType::kInt, false, true, false, {0}, 0},
       {"agreement_scale", AttributeType::kFloat, false, false, false, {}, 1.0f},
       {"epsilon", AttributeType::kFloat, false, false, true, {}, 1e-08f}}},
-    {"QuantizedEMRouting", "EMRouting", false,
+    {"QuantizedEMRouting", "EMRouting", false, false,
      {{"pose", 'T', false, {"N", "H", "W", "C", "P"}, 0, false, 0},
       {"a", 'T', false, {"N", "H", "W", "C"}, 0, false, 0},
       {"weight", 'b', false, {"Kh", "Kw", "C", "M", "K", "L"}, 0, false, 0},
@@ -161,7 +169,7 @@ inline constexpr std::array<OperatorSpec, kOperatorCount> kOperators = {{
       {"normalize_activations", AttributeType::kInt, false, true, false, {0}, 0},
       {"ones_first", AttributeType::kInt, false, true, false, {0}, 0},
       {"epsilon", AttributeType::kFloat, false, false, true, {}, 1e-06f}}},
-    {"QuantizedAttentionRouting", "AttentionRouting", false,
+    {"QuantizedAttentionRouting", "AttentionRouting", false, false,
      {{"pose", 'T', false, {"N", "H", "W", "C", "Pin"}, 0, false, 0},
       {"parent", 'T', false, {"N", "H'", "W'", "M", "P"}, 1, false, 0},
       {"weight", 'b', false, {"Kh", "Kw", "C", "M", "K", "L"}, 0, false, 0},
@@ -173,14 +181,14 @@ inline constexpr std::array<OperatorSpec, kOperatorCount> kOperators = {{
       {"matrix_pose", AttributeType::kInt, false, true, false, {1}, 0},
       {"agreement_scale", AttributeType::kFloat, true, false, false, {}, 0},
       {"epsilon", AttributeType::kFloat, false, false, true, {}, 1e-05f}}},
-    {"QuantizedSelfAttentionRouting", "SelfAttentionRouting", false,
+    {"QuantizedSelfAttentionRouting", "SelfAttentionRouting", false, false,
      {{"u", 'T', false, {"N", "I", "Pin"}, 0, false, 0},
       {"weight", 'b', false, {"I", "J", "Pout", "Pin"}, 0, false, 0},
       {"weight_scale", 'f', false, {"J", "Pout"}, 0, false, 0},
       {"bias", 'T', false, {"I", "J"}, 0, false, 0}},
      {{"v", 'T', false, {"N", "J", "Pout"}, 0, false, 0}},
      {{"epsilon", AttributeType::kFloat, false, false, true, {}, 1e-20f}}},
-    {"QuantizedUniformRouting", "UniformRouting", false,
+    {"QuantizedUniformRouting", "UniformRouting", false, false,
      {{"pose", 'T', false, {"N", "H", "W", "C", "Pin"}, 0, false, 0},
       {"weight", 'b', false, {"Kh", "Kw", "C", "M", "K", "L"}, 0, false, 0},
       {"weight_scale", 'f', false, {"M", "L"}, 0, false, 0},
@@ -190,7 +198,7 @@ inline constexpr std::array<OperatorSpec, kOperatorCount> kOperators = {{
      {{"strides", AttributeType::kInts, false, false, true, {1, 1}, 0},
       {"matrix_pose", AttributeType::kInt, false, true, false, {1}, 0},
       {"epsilon", AttributeType::kFloat, false, false, true, {}, 1e-05f}}},
-    {"QuantizedConv", nullptr, false,
+    {"QuantizedConv", nullptr, false, false,
      {{"x", 'B', false, {"N", "C", "H", "W"}, 0, false, 0},
       {"x_scale", 'f', false, {}, 0, false, 0},
       {"x_zero_point", 'B', false, {}, 0, false, 0},
@@ -231,6 +239,9 @@ enum : int { kPose, kWeight, kScale, kBias };
 }
 namespace PoseNormalization {
 enum : int { kX, kScale, kBias };
+}
+namespace FastConv {
+enum : int { kX, kWeight, kBias };
 }
 namespace QuantizedConv {
 enum : int { kX, kXScale, kXZeroPoint, kWeight, kWeightScale, kWeightZeroPoint, kYScale, kYZeroPoint, kBias };

@@ -89,6 +89,7 @@ struct OperatorSpec {
   const char* name = nullptr;
   const char* quantizes = nullptr;  // the float operator that this one is with an INT8 weight, or null
   bool plugin = false;              // whether TensorRT's plugin library has it
+  bool standard = false;            // whether its body is one standard operator, for which GPUs have kernels
   FixedList<Parameter, kMostInputs> inputs;
   FixedList<Parameter, kMostOutputs> outputs;
   FixedList<AttributeSpec, kMostAttributes> attributes;

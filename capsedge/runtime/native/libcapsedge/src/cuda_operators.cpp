@@ -292,7 +292,9 @@ void check_bodies(const OnnxFile& file, const std::string& name, const CudaOpera
   if (without.empty()) return;
   throw Failure(CAPSEDGE_ENVIRONMENT, name + " does not run on the GPU here.",
                 "Its " + joined({without.begin(), without.end()}) + " nodes have no function body. " +
-                    (chosen.others.empty() ? "ops is portable." : chosen.others),
+                    (!chosen.others.empty()    ? chosen.others
+                     : chosen.kernels.empty() ? "ops is portable."
+                                              : "The kernels do not include them."),
                 missing ? missing->fix : "Export it again with `capsedge export --ops auto`.");
 }
 
@@ -303,6 +305,8 @@ CudaOperators fitting_operators(std::string_view bytes) {
   CudaOperators chosen;
   std::set<std::string> seen, misfits;
   for (const Node& node : read.nodes) {
+    const OperatorSpec* const spec = ort::split(node.type).first;
+    if (spec != nullptr && spec->standard) continue;  // its body has a kernel
     if (seen.insert(node.type).second) chosen.names.push_back(node.type);
     const std::string why = refusal(node, read.values);
     if (why.empty() || !misfits.insert(node.type).second) continue;

@@ -4,6 +4,7 @@
 
 #include "conv.h"
 #include "em.h"
+#include "fast_conv.h"
 #include "half.h"
 #include "level.h"
 #include "linear.h"
@@ -55,6 +56,7 @@ const Level CAPSEDGE_TABLE = {
     CAPSEDGE_LEVEL::linear,
     CAPSEDGE_LEVEL::normalize_rows,
     CAPSEDGE_LEVEL::kConv,
+    CAPSEDGE_LEVEL::kFilter,
     CAPSEDGE_LEVEL::map<CAPSEDGE_LEVEL::exp_of>,
     CAPSEDGE_LEVEL::map<CAPSEDGE_LEVEL::log_of>,
     CAPSEDGE_LEVEL::map<CAPSEDGE_LEVEL::rsqrt_of>,

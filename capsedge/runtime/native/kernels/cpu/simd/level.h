@@ -164,6 +164,32 @@ struct ConvKernels {
   void (*requantize)(const int32_t* sums, const float* factors, int32_t zero_point, int positions, uint8_t* y);
 };
 
+// A part of a convolution's window: taps that have the convolution's stride between them.
+struct FilterPiece {
+  int rows, columns;     // taps
+  int64_t start;         // floats from a tile's first input to the piece's
+  int64_t first;         // its first position: it has (rows + tile - 1)(columns + tile - 1)
+};
+// A convolution by minimal filtering in tiles of tile x tile outputs.
+struct FilterPass {
+  int tile;
+  const FilterPiece* pieces;
+  int count;
+  int64_t row_step, column_step;  // floats between inputs of neighbouring taps
+  int64_t tile_step;              // floats between the first inputs of neighbouring tiles
+  int64_t tile_stride, position_stride;  // floats from one tile, or position, to the next in what is written or read
+};
+struct FilterKernels {
+  int lanes;             // output channels of a strip
+  // Transforms a vector of input channels, [row][column][width], of neighbouring tiles.
+  void (*input)(const FilterPass& pass, const float* lines, int tiles, float* to);
+  // out[row][lanes] = Σ_c x[row][c] weight[c][lanes]; `next` are the weights that are needed next.
+  void (*products)(const float* x, int64_t stride, int rows, const float* weight, int64_t channels, const float* next,
+                   float* out);
+  // y[tile][row][column][lanes] += the transformed products of neighbouring tiles in the first piece.
+  void (*output)(const FilterPass& pass, const float* products, int tiles, float* y);
+};
+
 struct Level {
   const char* name;
   int width;             // floats in a vector
@@ -193,6 +219,7 @@ struct Level {
   void (*normalize_rows)(const float* x, float* y, int64_t rows, int64_t size, const float* scale, const float* bias,
                          float epsilon);
   ConvKernels conv;
+  FilterKernels filter;
   // For tests of the stated error bounds: y = f(x), count a multiple of the width.
   void (*exp)(const float* x, float* y, int64_t count);
   void (*log)(const float* x, float* y, int64_t count);
