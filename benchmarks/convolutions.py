@@ -27,7 +27,7 @@ from torch import Tensor, nn
 import capsedge
 from benchmarks.common import machine
 from capsedge.exporters.export_options import REWRITES
-from capsedge.graph.convolutions import OPERATOR, write_standard_convolutions
+from capsedge.graph.fast_convolutions import OPERATOR, write_standard_convolutions
 from capsedge.models import build
 from capsedge.runtime.backends.native_library import find_library
 from capsedge.runtime.files.writing import write_bytes

@@ -16,7 +16,7 @@ from capsedge.graph.cleanup import (
     simplify,
     strip_notes,
 )
-from capsedge.graph.convolutions import write_fast_convolutions
+from capsedge.graph.fast_convolutions import write_fast_convolutions
 from capsedge.graph.functions import attach_functions, expand, inline, inline_functions
 from capsedge.graph.fusion import FusionReport
 from capsedge.graph.fusion.execution import first_line

@@ -205,7 +205,7 @@ def test_a_watched_folder_until_ctrl_c(place: Path, tmp_path: Path) -> None:
         (["clip.mp4", "--reconstruct", "x.png"], "--reconstruct is not for moving pictures"),
         ([".", "--watch", "-o", "x.mp4"], "cannot be made of a folder"),
         ([".", "--watch", "-o", "."], "It is watched for new images"),
-        (["clip.mp4", "-o", "clip.mp4/frames"], "Cannot write clip.mp4/frames"),
+        (["clip.mp4", "-o", "clip.mp4/frames"], "Cannot create the folder clip.mp4/frames"),
         (["clip.mp4", "-o", "nowhere/x.mp4"], "Cannot write nowhere/x.mp4"),
         (["clip.mp4", "-o", "clip.mp4"], "It is an input of the same command"),
     ],
