@@ -150,7 +150,7 @@ def class_areas(mask: Mask, names: Sequence[str]) -> tuple[ClassArea, ...]:
 
 def run_lengths(chosen: NDArray[np.bool_]) -> dict[str, list[int]]:
     """COCO's uncompressed run lengths of the pixels ``[H, W]`` of a class, by columns; the first run is of
-    pixels outside. pycocotools reads them."""
+    pixels outside. pycocotools.mask.frPyObjects reads them."""
     flat = chosen.ravel(order="F")
     changes = np.flatnonzero(flat[1:] != flat[:-1]) + 1
     bounds = np.concatenate([[0], changes, [flat.size]])
