@@ -252,13 +252,13 @@ void FastConv::write_tile(const Shape& shape, const float* sums, const Division&
 struct FastConv::Run {
   const Division d;
   const Shape &x_shape, &y_shape;
-  const float *x, *weight, *bias;  // bias: of whole strips
-  float *y, *transformed;          // transformed inputs, [block of the wave][position][tile][channel]
-  FilterPass pass;
-  std::vector<FilterPiece> pieces;
-  int64_t positions, most;         // of all pieces; of the largest
-  int64_t channels, stride, position;  // of the inputs; floats between tiles, and between positions
-  int64_t first;                   // block of the wave
+  const float *x, *weight, *bias;    // bias: of whole strips
+  float *y, *transformed = nullptr;  // transformed inputs, [block of the wave][position][tile][channel]
+  FilterPass pass{};
+  std::vector<FilterPiece> pieces{};
+  int64_t positions = 0, most = 0;   // of all pieces; of the largest
+  int64_t channels = 0, stride = 0, position = 0;  // of the inputs; floats between tiles, and between positions
+  int64_t first = 0;                 // block of the wave
 
   int64_t begin(int64_t block) const { return (first + block) * d.block; }
   int64_t end(int64_t block) const { return std::min(begin(block) + d.block, d.units); }
