@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.conformance import oracle
 
-from .library import Array, compute, levels, load
+from .library import Array, NativeError, compute, levels, load
 
 pytestmark = pytest.mark.skipif(
     load() is None, reason="the native library is not built: pip install -e . with a C++ compiler"
@@ -78,3 +78,10 @@ def test_not_a_number_stays_in_its_image() -> None:
     (found,) = compute("FastConv", [x, weight], attributes)
     np.testing.assert_array_equal(found[[0, 2]], clean[[0, 2]])
     assert np.isnan(found[1, :, 5, 5]).all()
+
+
+def test_weights_too_large_to_transform() -> None:
+    """Outputs are padded to whole vectors, so a large window of one output takes many times its memory."""
+    large = np.zeros((1, 1, 12000, 12000), np.float32)  # never touched
+    with pytest.raises(NativeError, match=r"is too large: at most 2\^31 elements when transformed"):
+        compute("FastConv", [large, large], {"strides": (1, 1), "pads": (0, 0, 0, 0)})

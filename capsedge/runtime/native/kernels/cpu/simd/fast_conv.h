@@ -80,21 +80,15 @@ static void output_lines(const float* from, int64_t step, int64_t line, int line
 }
 
 template <int M>
-CAPSEDGE_INLINE FilterLines input_of(int taps) {
-  static constexpr FilterLines kOf[kMostTaps] = {input_lines<M, 1>, input_lines<M, 2>, input_lines<M, 3>,
-                                                 input_lines<M, 4>, input_lines<M, 5>};
-  return kOf[taps - 1];
-}
-template <int M>
-CAPSEDGE_INLINE FilterLines output_of(int taps) {
-  static constexpr FilterLines kOf[kMostTaps] = {output_lines<M, 1>, output_lines<M, 2>, output_lines<M, 3>,
-                                                 output_lines<M, 4>, output_lines<M, 5>};
-  return kOf[taps - 1];
+CAPSEDGE_INLINE FilterLines lines_of(bool input, int taps) {
+  static constexpr FilterLines kInput[kMostTaps] = {input_lines<M, 1>, input_lines<M, 2>, input_lines<M, 3>,
+                                                    input_lines<M, 4>, input_lines<M, 5>};
+  static constexpr FilterLines kOutput[kMostTaps] = {output_lines<M, 1>, output_lines<M, 2>, output_lines<M, 3>,
+                                                     output_lines<M, 4>, output_lines<M, 5>};
+  return (input ? kInput : kOutput)[taps - 1];
 }
 CAPSEDGE_INLINE FilterLines filter_lines(bool input, int tile, int taps) {
-  if (tile == 1) return input ? input_of<1>(taps) : output_of<1>(taps);
-  if (tile == 2) return input ? input_of<2>(taps) : output_of<2>(taps);
-  return input ? input_of<3>(taps) : output_of<3>(taps);
+  return tile == 1 ? lines_of<1>(input, taps) : tile == 2 ? lines_of<2>(input, taps) : lines_of<3>(input, taps);
 }
 
 // A vector of channels of neighbouring tiles.
