@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.conformance import oracle
 
-from .library import Array, NativeError, compute, levels, load
+from .library import Array, NativeError, Operator, compute, levels, load, unwritten
 
 pytestmark = pytest.mark.skipif(
     load() is None, reason="the native library is not built: pip install -e . with a C++ compiler"
@@ -67,6 +68,26 @@ def test_images_of_a_batch(level: str, images: int) -> None:
     for n in range(images):
         (alone,) = compute("FastConv", [x[n : n + 1], weight], attributes, level=level)
         np.testing.assert_allclose(together[n : n + 1], alone, atol=BOUND * size)
+
+
+def test_the_first_runs_may_be_at_the_same_time() -> None:
+    """Constant weights are packed once, by whichever run comes first, for each tile."""
+    rng = np.random.default_rng(2)
+    weight = _random(rng, 64, 64, 9, 9)
+    images = [_random(rng, n, 64, 20, 20) for n in (1, 8, 1, 8)]
+    attributes = {"strides": (2, 2), "pads": (0, 0, 0, 0)}
+    wanted = [compute("FastConv", [x, weight], attributes)[0] for x in images]
+    shared = Operator("FastConv", attributes)
+    shared.constant(1, weight)
+
+    def run(x: Array) -> Array:
+        y = unwritten((len(x), 64, 6, 6), np.float32)
+        shared.run([x, weight], [y])
+        return y
+
+    with ThreadPoolExecutor(len(images)) as pool:
+        for found, alone in zip(pool.map(run, images), wanted, strict=True):
+            np.testing.assert_array_equal(found, alone)
 
 
 def test_not_a_number_stays_in_its_image() -> None:
