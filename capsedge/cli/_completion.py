@@ -23,24 +23,14 @@ from capsedge.runtime.files.writing import make_folder, write_bytes, write_text
 # Written out, because the modules that define them need numpy; a test compares.
 _MODELS = (
     *("capsnet-mnist", "capsnet-multimnist", "capsnet-cifar10", "capsnet-smallnorb"),
-    *(
-        "capsnet-svhn",
-        "dynamic-cifar10-simple",
-        "dynamic-cifar100-simple",
-        "dynamic-cifar10-resnet",
-    ),
-    *("dynamic-cifar100-resnet", "em-cifar10-simple", "em-cifar100-simple", "em-cifar10-resnet"),
-    *("em-cifar100-resnet", "attention-cifar10-simple", "attention-cifar100-simple"),
-    *("attention-cifar10-resnet", "attention-cifar100-resnet"),
+    *("capsnet-svhn", "dynamic-cifar10-simple", "dynamic-cifar100-simple"),
+    *("dynamic-cifar10-resnet", "dynamic-cifar100-resnet", "em-cifar10-simple"),
+    *("em-cifar100-simple", "em-cifar10-resnet", "em-cifar100-resnet", "attention-cifar10-simple"),
+    *("attention-cifar100-simple", "attention-cifar10-resnet", "attention-cifar100-resnet"),
     *("attention-diversemultimnist-vector", "attention-diversemultimnist-matrix"),
-    *(
-        "dynamic-diversemultimnist",
-        "em-smallnorb",
-        "em-smallnorb-small",
-        "photos",
-        "digits-dynamic",
-    ),
-    *("digits-small", "digits-overlap", "digits-em", "digits-attention"),
+    *("dynamic-diversemultimnist", "em-smallnorb", "em-smallnorb-small", "segcaps"),
+    *("digits-clutter", "photos", "digits-dynamic", "digits-small", "digits-overlap", "digits-em"),
+    "digits-attention",
 )
 _VARIANTS: Mapping[str, tuple[str, ...]] = {  # by family
     "xifengguo": ("pixels", "channels"),

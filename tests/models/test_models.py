@@ -27,7 +27,9 @@ def test_configuration_survives_json(name: str) -> None:
 
 
 @pytest.mark.sample(7)
-@pytest.mark.parametrize("name", [n for n in MODELS if "diverse" not in n and "100" not in n])
+@pytest.mark.parametrize(
+    "name", [n for n in MODELS if not any(w in n for w in ("diverse", "100", "segcaps", "clutter"))]
+)
 def test_forward(name: str) -> None:
     torch.manual_seed(0)
     model = build(name).eval()
@@ -41,6 +43,14 @@ def test_forward(name: str) -> None:
     assert all(bool(t.isfinite().all()) for t in out)
     if model.score_name == "lengths":
         assert bool(((out.scores >= 0) & (out.scores <= 1)).all())
+
+
+def test_forward_of_a_segmentation() -> None:
+    torch.manual_seed(0)
+    with torch.no_grad():
+        out = build("digits-clutter").eval()(images("digits-clutter"))
+    assert out.scores.shape == (2, 1, 32, 32)
+    assert bool(((out.scores >= 0) & (out.scores <= 1)).all())
 
 
 @pytest.mark.parametrize("name", SMALL)
