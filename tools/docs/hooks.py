@@ -9,13 +9,14 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from tools.docs import api, commands, links
+from tools.docs import api, commands, files, links
 
 ROOT = Path(__file__).resolve().parents[2]
 _RANGE = re.compile(r"(?<=\d) - (?=\d[\d.]* \|)")  # in a cell of a table: stays on one line
 GENERATED = {
     "<!-- generated: commands -->": commands.markdown,
     "<!-- generated: api -->": api.markdown,
+    "<!-- generated: files -->": files.markdown,
 }
 
 
