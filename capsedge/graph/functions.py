@@ -33,7 +33,7 @@ def attach_functions(
     *,
     compute: int = onnx.TensorProto.FLOAT,
 ) -> None:
-    """Give every capsule operator its function body, and each distinct body its own name.
+    """Give every capsule operator that has none its function body, and each distinct body its own name.
 
     The nodes are named after their bodies: ``DynamicRouting``, ``DynamicRouting_2``, ...
     (``spec.operators``). Nodes whose attributes and input shapes give the same body share it.
@@ -44,7 +44,10 @@ def attach_functions(
     shapes = shapes_of(model)
     names: dict[bytes, str] = {}
     counts: Counter[str] = Counter()
+    attached = {function.name for function in model.functions if function.domain == DOMAIN}
     for node in operator_nodes(model):
+        if node.op_type in attached:
+            continue
         operator = operator_of(node.op_type)
         body = function_body(
             operator,

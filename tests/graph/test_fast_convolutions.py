@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -124,3 +125,36 @@ def test_it_runs(ops: str, tmp_path: Path) -> None:
         (found,) = session.run({"x": x}).values()
     wanted = oracle.fast_conv(x, w, b, strides=(1, 1), pads=(2, 2, 2, 2))
     np.testing.assert_allclose(found, np.maximum(wanted, 0), atol=5e-5)
+
+
+@pytest.mark.thorough
+def test_a_file_of_another_tool_gets_it_with_its_routing(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from capsedge.models import build, get_config
+    from capsedge.models.configs import Conv
+    from tests.graph.fusion.making import exported
+    from tests.graph.fusion.plain import Scores, plain_operators
+
+    torch.manual_seed(0)
+    config = replace(
+        get_config("capsnet-mnist"), stem=(Conv(WIDTH, 9),), primary_types=16, decoder=()
+    )
+    with plain_operators():
+        plain = exported(Scores(build(config)), torch.rand(3, 1, 28, 28))
+    onnx.save(plain, tmp_path / "plain.onnx")
+    report = capsedge.optimize(tmp_path / "plain.onnx", tmp_path / "better.onnx", measure=0)
+    assert "FastConv computes 1 large convolution on CPUs" in report.notes
+    better = onnx.load(tmp_path / "better.onnx")
+    assert operator_counts(better)["capsedge::FastConv"] == 1
+    onnx.checker.check_model(better, full_check=True)
+    x = np.random.default_rng(1).random((2, 1, 28, 28), dtype=np.float32)
+    with (
+        capsedge.load(tmp_path / "plain.onnx") as before,
+        capsedge.load(tmp_path / "better.onnx") as after,
+    ):
+        for wanted, found in zip(
+            before.run({before.inputs[0].name: x}).values(),
+            after.run({after.inputs[0].name: x}).values(),
+            strict=True,
+        ):
+            np.testing.assert_allclose(found, wanted, atol=1e-5)

@@ -25,6 +25,8 @@ import onnx.version_converter
 
 from capsedge.errors import ParityError, UnsupportedModelError
 from capsedge.graph.cleanup import remove_dead_nodes, simplify
+from capsedge.graph.fast_convolutions import write_fast_convolutions
+from capsedge.graph.functions import attach_functions
 from capsedge.graph.fusion import FusedOperator, FusionReport, NoMatch, NotFused
 from capsedge.graph.fusion.constant_shapes import constant_shapes
 from capsedge.graph.fusion.edit import between_casts, has_halves, widened, widened_as
@@ -164,6 +166,9 @@ def optimize_model(
         if not all_equal(comparisons):
             raise _unprovable(comparisons)
     write_shapes(better)
+    if fusion.fused and (fast := write_fast_convolutions(better)):
+        attach_functions(better)  # the same Conv, so the proof stands
+        notes.append(f"FastConv computes {fast} large convolution{'s' * (fast > 1)} on CPUs")
     if original.refused:
         case, why = next(iter(original.refused.items()))
         count = len(original.refused)
