@@ -88,19 +88,25 @@ class SegCaps(CapsuleModel):
 
         Returns:
             Lengths ``[N, maps, H, W]`` and poses ``[N, maps, H, W, P]`` of the pixels' capsules, and the
-            couplings of the last routed layer on the way up ``[N, H W types, types']``.
+            couplings of the last routed layer ``[N, H W types, types']``; equal ones if none is routed.
         """
         u = self.stem(images).unsqueeze(1)
         joined = [u]
+        couplings: Tensor | None = None
         for k, layer in enumerate(self.down):
-            u, couplings = layer(u)
+            assert isinstance(layer, MapCapsules)
+            u, own = layer(u)
+            couplings = own if couplings is None or layer.iterations > 1 else couplings
             if k % 2:
                 joined.append(u)
         joined.pop()
         for k, layer in enumerate(self.up):
-            u, couplings = layer(u)
+            assert isinstance(layer, MapCapsules)
+            u, own = layer(u)
+            couplings = own if couplings is None or layer.iterations > 1 else couplings
             if k % 2 == 0:
                 u = torch.cat([u, joined.pop()], 1)
         u, _ = self.pixels(u)
+        assert couplings is not None  # there is a layer
         poses = u.permute(0, 1, 3, 4, 2)
         return CapsuleOutput(torch.linalg.vector_norm(poses, dim=-1), poses, couplings)
