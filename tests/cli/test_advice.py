@@ -28,6 +28,7 @@ OTHERS = (
     "ray start",
     "tf2onnx",
     "apt-get",
+    "xcode-select",
     "nvidia-smi",
     ":root{",
     "cmake",
