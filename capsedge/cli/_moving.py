@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 import sys
 import time
 from collections import Counter
@@ -15,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from capsedge.cli import _output, _process
 from capsedge.errors import CapsedgeError, ExitCode, UsageError
-from capsedge.runtime.files.text import printable
 from capsedge.runtime.runtime_options import RuntimeOptions
 from capsedge.runtime.video.camera import Camera
 from capsedge.runtime.video.drawing import texts
@@ -161,7 +158,7 @@ class _Playback:
                 name = f"{seen.frame.index:06}" if seen.image is None else seen.image.stem
                 output.write(name, seen.frame, seen.prediction, line)
         if self.choices.as_json:
-            print(json.dumps(line, allow_nan=False), flush=True)
+            _output.print_json_line(line)
         if seen.prediction is not None:
             self._count(seen.prediction)
             if not self.choices.as_json:
@@ -185,13 +182,8 @@ class _Playback:
             ", ".join(map(str, prediction.values or prediction.labels or texts(prediction))) or "-"
         )
         where = line.get("image") or f"frame {line['frame']}"
-        text = printable(f"{where}: {answer}; {self.pace.rate:.1f} frames per second")
-        if terminal:
-            width = shutil.get_terminal_size().columns - 1
-            sys.stderr.write(f"\r{text[:width]}\x1b[K")
-            sys.stderr.flush()
-        else:
-            _output.log(text)
+        text = f"{where}: {answer}; {self.pace.rate:.1f} frames per second"
+        (_output.show_status if terminal else _output.log)(text)
 
     @property
     def dropped(self) -> int:
@@ -200,7 +192,7 @@ class _Playback:
     def close(self, written: Path | None) -> None:
         """Print the summary, and end the command if it did not end well."""
         if self.shown and sys.stderr.isatty():
-            sys.stderr.write("\r\x1b[K")
+            _output.show_status("")
         self._print_json() if self.choices.as_json else self._print()
         if written is not None and self.pace.frames:
             _output.log(f"wrote {written}")
@@ -218,7 +210,7 @@ class _Playback:
     def _print_json(self) -> None:
         if self.error is not None:
             document = _explained(self.error) | {"exit_code": int(self.error.exit_code)}
-            print(json.dumps(document))
+            _output.print_json_line(document)
         summary: dict[str, Any] = {
             "source": str(self.path),
             "models": [str(path) for path in self.model.paths],
@@ -227,7 +219,7 @@ class _Playback:
             "dropped": self.dropped,
             "interrupted": self.interrupted,
         }
-        print(json.dumps({"summary": summary}, allow_nan=False), flush=True)
+        _output.print_json_line({"summary": summary})
 
     def _print(self) -> None:
         pace = self.pace

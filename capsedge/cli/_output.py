@@ -7,6 +7,7 @@ All text for people is printed by ``say`` (results) or ``log`` (everything else)
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -97,6 +98,20 @@ def print_json(document: Any) -> None:
     import json  # `capsedge --version` does not need it
 
     print(json.dumps(document, indent=2, allow_nan=False))
+
+
+def print_json_line(document: Any) -> None:
+    """Print one of many results, which whoever reads them may need at once."""
+    import json
+
+    print(json.dumps(document, allow_nan=False), flush=True)
+
+
+def show_status(text: str) -> None:
+    """Write over the last line of the terminal; an empty text clears it."""
+    width = shutil.get_terminal_size().columns - 1
+    sys.stderr.write(f"\r{printable(text)[:width]}\x1b[K")
+    sys.stderr.flush()
 
 
 def require(*packages: str, what: str, fix: str) -> None:

@@ -194,7 +194,7 @@ WRITES = {  # what is written there is none of a person's files
     "capsedge/calibration/quantizable_layers.py", "capsedge/batch_inference/sources.py",
     "capsedge/runtime/profiling/startup.py", "capsedge/runtime/profiling/worker.py",
     "capsedge/cli/_process.py", "capsedge/runtime/result_summary.py", "capsedge/runtime/files/writing.py",
-    "capsedge/models/torch_file.py",
+    "capsedge/models/torch_file.py", "capsedge/runtime/video/outputs.py",
 }  # fmt: skip
 
 
