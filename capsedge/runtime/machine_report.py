@@ -35,8 +35,9 @@ REFERENCE = Path(__file__).with_name("report_reference.npz")
 LEVEL = "CAPSEDGE_SIMD"  # the operator library reads it when a session makes its operators
 BODIES = "bodies"
 # Largest difference of a score: rounding in FP32; in INT8, a value that lands on the other side of a step.
-# On x86 without VNNI, it was at most 5e-7 in INT8.
-TOLERANCES = {"digits-small": 0.02, "digits-overlap": 0.02, "photos": 0.2}
+# On x86 without VNNI, it was at most 5e-7 in INT8; with products of bytes that saturate, 0.025 and 0.079 for
+# the first two.
+TOLERANCES = {"digits-small": 0.01, "digits-overlap": 0.01, "photos": 0.2}
 _TOLERANCE = 1e-4
 
 
