@@ -21,7 +21,8 @@ PROPERTY = re.compile(
     r"|has no (package|second)|x86|only|Windows|are Unix's|other systems lack|superuser|/dev/full"
     r"|is installed here|has TensorRT|as on Linux"
     r"|no release|another build|there is a GPU|has an NVIDIA GPU|begin with compute|counted with"
-    r"|the table is empty|(are|is) Linux's|needs Linux|runs its models as a whole|runs on no arrays|report operator times"
+    r"|the table is empty|(are|is) Linux's|needs Linux"
+    r"|runs its models as a whole|runs on no arrays|report operator times"
     r"|nothing on this page|older x86|TensorRT 11|headers of 10\.3|not a checkout|Python \{|for this Python"
 )
 
