@@ -27,7 +27,7 @@ from torch import Tensor, nn
 import capsedge
 from benchmarks.common import machine
 from capsedge.exporters.export_options import REWRITES
-from capsedge.graph.fast_convolutions import OPERATOR, write_standard_convolutions
+from capsedge.graph.rewrites import FAST_CONV, write_standard_convolutions
 from capsedge.models import build
 from capsedge.runtime.backends.native_library import find_library
 from capsedge.runtime.files.writing import write_bytes
@@ -97,7 +97,7 @@ def session(model: bytes, threads: int, ours: bool) -> onnxruntime.InferenceSess
 def layer_file(layer: Layer, weight: Arrays, fast: bool) -> bytes:
     """A file of one node."""
     attributes: dict[str, Any] = {"strides": [layer.stride] * 2, "pads": [layer.pad] * 4}
-    kind, domain = (OPERATOR, DOMAIN) if fast else ("Conv", "")
+    kind, domain = (FAST_CONV, DOMAIN) if fast else ("Conv", "")
     node = helper.make_node(kind, ["x", "w"], ["y"], domain=domain, **attributes)
     shape = ["N", layer.channels, layer.size, layer.size]
     graph = helper.make_graph(
@@ -139,8 +139,8 @@ def measure_layer(layer: Layer, batch: int, rounds: int, threads: int) -> dict[s
         np.float32
     )
     entrants = {
-        name: session(layer_file(layer, stored, name == OPERATOR), threads, name == OPERATOR)
-        for name in ("Conv", OPERATOR)
+        name: session(layer_file(layer, stored, name == FAST_CONV), threads, name == FAST_CONV)
+        for name in ("Conv", FAST_CONV)
     }
     best, outputs = best_times(entrants, x, rounds, threads)
     exact = nn.functional.conv2d(
@@ -152,7 +152,7 @@ def measure_layer(layer: Layer, batch: int, rounds: int, threads: int) -> dict[s
     ).numpy()
     errors = {name: float(np.abs(y - exact).max()) for name, y in outputs.items()}
     return {
-        "layer": str(layer), "batch": batch, "ms": best, "times_as_fast": best["Conv"] / best[OPERATOR],
+        "layer": str(layer), "batch": batch, "ms": best, "times_as_fast": best["Conv"] / best[FAST_CONV],
         "largest_error": errors, "largest_output": float(np.abs(exact).max()),
     }  # fmt: skip
 

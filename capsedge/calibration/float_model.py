@@ -31,9 +31,9 @@ from capsedge.datasets import ImageSet
 from capsedge.errors import ArtefactError, UnsupportedModelError, UsageError
 from capsedge.graph.check import checked
 from capsedge.graph.cleanup import to_normal_form
-from capsedge.graph.fast_convolutions import write_standard_convolutions
 from capsedge.graph.functions import attach_short_functions
 from capsedge.graph.ir import opset_of
+from capsedge.graph.rewrites import write_standard_convolutions
 from capsedge.graph.target_runtimes import fit_to_runtime
 from capsedge.metrics import check_above_chance
 from capsedge.runtime.files import reading

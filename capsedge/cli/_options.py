@@ -316,6 +316,15 @@ class MetadataOptions(Options):
         Raises:
             UsageError: an option has a wrong value, or contradicts another.
         """
+        from capsedge.runtime.user_metadata import Description
+
+        own = {
+            "classes": self.classes, "task": self.task, "size": self.size,
+            "range": self.pixel_range, "mean": self.mean, "std": self.std,
+        }  # fmt: skip
+        own = {name: value for name, value in own.items() if value is not None}
+        if not (own or self.describe or typical):
+            return Description()
         from capsedge.runtime.description_fields import described, read_fields, read_file
 
         fields: dict[str, Any] = {}
@@ -323,9 +332,5 @@ class MetadataOptions(Options):
             name, _, value = text.partition("=")
             given = {name: value} if described_file(text) is None else None
             fields |= read_file(Path(text)) if given is None else read_fields(given)
-        own = {
-            "classes": self.classes, "task": self.task, "size": self.size,
-            "range": self.pixel_range, "mean": self.mean, "std": self.std,
-        }  # fmt: skip
-        fields |= read_fields({k: v for k, v in own.items() if v is not None}, prefix="--")
+        fields |= read_fields(own, prefix="--")
         return described(fields | ({} if typical is None else {"typical_data": typical}))

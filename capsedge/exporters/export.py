@@ -33,8 +33,8 @@ from capsedge.exporters.subject import (
     check_tolerance,
     comparison_inputs,
     of_capsule_model,
+    one_thread,
 )
-from capsedge.exporters.threads import one_thread
 from capsedge.exporters.user_batch import NoFreeBatch
 from capsedge.exporters.user_errors import explain_module_errors
 from capsedge.exporters.user_inputs import Example, FreeAxes, of_module
@@ -46,12 +46,11 @@ from capsedge.models.checkpoint import check_finite
 from capsedge.models.user.unsaved_tensors import unregistered
 from capsedge.options import takes
 from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime
-from capsedge.runtime.description_fields import DescriptionLike, description_of
 from capsedge.runtime.files.writing import OUTPUT, as_path, check_writable, write_bytes
 from capsedge.runtime.metadata.metadata import ModelMetadata
 from capsedge.runtime.progress import Progress, silent
 from capsedge.runtime.session.routing_trace import TraceOutputs
-from capsedge.runtime.user_metadata import Description, describe_model
+from capsedge.runtime.user_metadata import Description, DescriptionLike, describe_model
 from capsedge.spec.vocabularies import TRACE
 
 if TYPE_CHECKING:
@@ -111,7 +110,7 @@ def export(
         >>> capsedge.export(model, "one-pass.onnx", iterations=1, opset=18)
     """
     job = _checked(
-        module, path, options, example, free_axes, check_inputs, description_of(description)
+        module, path, options, example, free_axes, check_inputs, Description.of(description)
     )
     progress = _numbered(progress, job)
     with _evaluating(module), one_thread():

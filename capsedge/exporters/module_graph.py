@@ -10,8 +10,7 @@ from torch import nn
 
 from capsedge.errors import UnsupportedModelError
 from capsedge.exporters.capture import capture
-from capsedge.exporters.subject import KeepingAllPasses, Subject
-from capsedge.exporters.threads import watched
+from capsedge.exporters.subject import KeepingAllPasses, Subject, watched
 from capsedge.exporters.traced_routing import Traced
 from capsedge.exporters.user_traced_routing import traced_graph
 from capsedge.graph import Rewrites
@@ -22,6 +21,8 @@ from capsedge.models.user.looked_up_tables import TableBounds, table_bounds
 from capsedge.runtime.metadata.table_indices import InputBounds, inputs_property
 from capsedge.runtime.progress import Progress, silent
 from capsedge.spec import limits
+
+_DIMENSIONS = limits.limit_of("libcapsedge", "DIMENSIONS")
 
 
 class ModuleGraph(NamedTuple):
@@ -89,11 +90,10 @@ def check_ports(model: onnx.ModelProto) -> None:
     why = ""
     if len(model.graph.input) > limits.RUN_TENSORS:
         why = f"It has {len(model.graph.input)} inputs, and at most {limits.RUN_TENSORS} are possible."
-    most = limits.limit_of("libcapsedge", "DIMENSIONS")
     for port in (*model.graph.input, *model.graph.output):
         found = len(port.type.tensor_type.shape.dim)
-        if found > most:
-            why = f"'{port.name}' has {found} dimensions; libcapsedge takes at most {most}."
+        if found > _DIMENSIONS:
+            why = f"'{port.name}' has {found} dimensions; libcapsedge takes at most {_DIMENSIONS}."
     if why:
         raise UnsupportedModelError(
             "Not every runtime can pass on the inputs and outputs of this module.",

@@ -1,8 +1,11 @@
-"""The subject of an export: a module from tensors to a tuple of tensors; and which are allowed."""
+"""The subject of an export: a module from tensors to a tuple of tensors; which may be one, how it runs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -296,3 +299,34 @@ def comparison_inputs(
             "Pass the same number of samples for every input.",
         )
     return tuple(found)
+
+
+# --- Threads while it runs: some thirty times during an export ---
+
+# Where a run takes milliseconds, PyTorch's threads wait for each other longer than they compute, and on a
+# busy machine a hundred times as long.
+_LONG = 0.1  # seconds of one run on one thread
+_caller_threads: ContextVar[int | None] = ContextVar("_caller_threads", default=None)
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Within this context, PyTorch has one thread until a `watched` run is long; afterwards, those before."""
+    before = torch.get_num_threads()
+    token = _caller_threads.set(before)
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+        _caller_threads.reset(token)
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[None]:
+    """A run of the module: one that is long brings back the threads that `one_thread` took."""
+    started = time.thread_time()
+    yield
+    before = _caller_threads.get()
+    if before is not None and time.thread_time() - started >= _LONG:
+        torch.set_num_threads(before)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from capsedge.errors import CapsedgeError, UnsupportedModelError
 from capsedge.exporters.flat_module import Flat, named_outputs, run_fp64, sized, to_fp64
 from capsedge.exporters.repeatability import check_repeatable
-from capsedge.exporters.threads import watched
+from capsedge.exporters.subject import watched
 from capsedge.models.user.code import (
     first_line,
     is_user_code,

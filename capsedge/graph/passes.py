@@ -16,7 +16,6 @@ from capsedge.graph.cleanup import (
     simplify,
     strip_notes,
 )
-from capsedge.graph.fast_convolutions import LEAST_CHANNELS, write_fast_convolutions
 from capsedge.graph.functions import attach_functions, expand, inline, inline_functions
 from capsedge.graph.fusion import FusionReport
 from capsedge.graph.fusion.execution import first_line
@@ -40,6 +39,7 @@ from capsedge.graph.rewrites import (
     replace_layer_norms,
     replace_uniform_passes,
     write_exact_sigmoids,
+    write_fast_convolutions,
 )
 from capsedge.graph.write_shapes import write_shapes
 from capsedge.runtime.progress import Progress, silent
@@ -126,12 +126,7 @@ def lower(
     write_exact_sigmoids(model)
     remove_dead_nodes(model, None if rewrites.light_cone else DOMAIN)
     use_portable_forms(model)
-    if (
-        ops == "auto"
-        and any(  # a GPU has no kernel, and runs the body
-            len(t.dims) == 4 and min(t.dims[:2]) >= LEAST_CHANNELS for t in model.graph.initializer
-        )
-    ):
+    if ops == "auto":  # a GPU has no kernel, and runs the body
         write_fast_convolutions(model)
     effects = _effects(rewrites, model, passes - kept, linear)
     model, runnable = _in_form(model, ops, rewrites)

@@ -28,7 +28,6 @@ from capsedge.models import CapsuleModel
 from capsedge.models.checkpoint import save_checkpoint
 from capsedge.models.configs import ModelConfig
 from capsedge.options import takes
-from capsedge.runtime.description_fields import DescriptionLike, description_of
 from capsedge.runtime.files.json_documents import dump
 from capsedge.runtime.files.writing import (
     OUTPUT,
@@ -41,7 +40,7 @@ from capsedge.runtime.metadata.metadata import Preprocessing
 from capsedge.runtime.metadata.origin import NOT_COMPARED, ORIGIN_KEY, Origin
 from capsedge.runtime.progress import Progress, silent
 from capsedge.runtime.result_summary import Report, short
-from capsedge.runtime.user_metadata import Description
+from capsedge.runtime.user_metadata import Description, DescriptionLike
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -162,7 +161,7 @@ def import_checkpoint(
     together = file if isinstance(file, (list, tuple)) else [file]
     files = [as_path(f, WEIGHTS) for f in together]
     target = None if path is None else as_path(path, OUTPUT)
-    answers = _choices(options, description_of(description))
+    answers = _choices(options, Description.of(description))
     if target is not None:
         _check_output(target)
     family, data, limit = options.family, options.data, options.limit

@@ -18,7 +18,6 @@ from capsedge.graph.check import checked
 from capsedge.graph.fusion import by_reason
 from capsedge.optimization.optimize_options import Batch, OptimizeOptions
 from capsedge.options import takes
-from capsedge.runtime.description_fields import DescriptionLike, description_of
 from capsedge.runtime.files.sandbox import SandboxLimits, run_in_sandbox
 from capsedge.runtime.files.text import format_bytes
 from capsedge.runtime.files.writing import (
@@ -35,7 +34,7 @@ from capsedge.runtime.profiling.compare import CAPSEDGE, Entrant, compare
 from capsedge.runtime.profiling.worker import RunLimits, Specification
 from capsedge.runtime.progress import Progress, silent
 from capsedge.runtime.result_summary import Report, Table, short
-from capsedge.runtime.user_metadata import Description, describe_model
+from capsedge.runtime.user_metadata import Description, DescriptionLike, describe_model
 from capsedge.spec import limits
 
 if TYPE_CHECKING:
@@ -176,7 +175,7 @@ def optimize(
     if path is not None:
         check_writable(path)
     batch, measure = options.batch, options.measure
-    described = with_typical_images(description_of(description))
+    described = with_typical_images(Description.of(description))
     with as_file(model) as source:
         data, summary = read_harmless(source)
         size, data = len(data), checked(data, str(source))

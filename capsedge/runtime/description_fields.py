@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from capsedge.errors import UsageError
 from capsedge.options import bounds, number, whole, within, words
@@ -31,27 +31,8 @@ from capsedge.spec.vocabularies import (
     TASK_CHOICES,
 )
 
-DescriptionLike: TypeAlias = Description | Mapping[str, Any] | Path | str
 # Reads a value that is named in errors by the first argument; paths are relative to the folder.
 _Reader = Callable[[str, Any, Path], Any]
-
-
-def description_of(given: DescriptionLike | None) -> Description:
-    """A description from a mapping of `FIELDS`, or from a TOML file with them.
-
-    Raises:
-        UsageError: a field is unknown, wrong, or contradicts another.
-    """
-    if given is None or isinstance(given, Description):
-        return given or Description()
-    if isinstance(given, Mapping):
-        return described(read_fields(given))
-    if isinstance(given, (str, Path)):
-        return described(read_file(Path(given)))
-    raise UsageError(
-        f"description has the type {type(given).__name__}.",
-        "Expected: a mapping, the path of a TOML file, or a capsedge.Description.",
-    )
 
 
 def read_file(path: Path) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,8 +83,32 @@ class Description:
                     f"{name} has the type {type(value).__name__}.", f"Expected: {wanted}.", ""
                 )
 
+    @classmethod
+    def of(cls, given: DescriptionLike | None) -> Description:
+        """A description from a mapping of its fields, or from a TOML file with them.
+
+        Raises:
+            UsageError: a field is unknown, wrong, or contradicts another.
+        """
+        if given is None or isinstance(given, Description):
+            return given or cls()
+        # Not at the top: that file makes descriptions of this class.
+        from capsedge.runtime.description_fields import described, read_fields, read_file
+
+        if isinstance(given, Mapping):
+            return described(read_fields(given))
+        if isinstance(given, (str, Path)):
+            return described(read_file(Path(given)))
+        raise UsageError(
+            f"description has the type {type(given).__name__}.",
+            "Expected: a mapping, the path of a TOML file, or a capsedge.Description.",
+        )
+
     def __bool__(self) -> bool:
         return any(value is not None for value in vars(self).values())
+
+
+DescriptionLike: TypeAlias = Description | Mapping[str, Any] | Path | str
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,10 @@ pytest.importorskip("onnxscript")
 
 from capsedge.cli._options import MetadataOptions  # noqa: E402
 from capsedge.errors import UsageError  # noqa: E402
-from capsedge.runtime.description_fields import FIELDS, class_names, description_of  # noqa: E402
+from capsedge.runtime.description_fields import FIELDS, class_names  # noqa: E402
 from capsedge.runtime.load import load  # noqa: E402
 from capsedge.runtime.metadata.metadata import Outputs, Preprocessing  # noqa: E402
+from capsedge.runtime.user_metadata import Description  # noqa: E402
 from capsedge.spec.vocabularies import DESCRIPTION_FIELDS  # noqa: E402
 from tests.cli.running import capsedge  # noqa: E402
 from tests.conftest import ROOT  # noqa: E402
@@ -28,7 +29,7 @@ IMAGE = ROOT / "capsedge/zoo/samples/digit-7.png"
 
 def stated(**given: Any) -> dict[str, Any]:
     """What a mapping of fields describes, without what it leaves out."""
-    found = vars(description_of(given))
+    found = vars(Description.of(given))
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -38,7 +39,7 @@ def test_every_field_is_read() -> None:
 
 def test_no_field_states_nothing() -> None:
     assert stated() == {}
-    assert not description_of(None)
+    assert not Description.of(None)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +154,7 @@ def test_a_file(tmp_path: Path) -> None:
         "typical": tmp_path / "photos",
     }  # fmt: skip
     for given in (tmp_path / "net.toml", str(tmp_path / "net.toml")):
-        assert {k: v for k, v in vars(description_of(given)).items() if v is not None} == wanted
+        assert {k: v for k, v in vars(Description.of(given)).items() if v is not None} == wanted
     file = str(tmp_path / "net.toml")
     options = MetadataOptions(describe=(file, "units=mm,s", "resize=crop"), size="8x9", mean="3")
     found = options.description(Path("typical"))
@@ -182,7 +183,7 @@ def test_files_that_are_refused(tmp_path: Path, text: str, said: str) -> None:
     file = tmp_path / "net.toml"
     file.write_text(text)
     with pytest.raises(UsageError) as refused:
-        description_of(file)
+        Description.of(file)
     assert said in refused.value.what
     run = capsedge("optimize", ROOT / "capsedge/zoo/digits-em.onnx", "--describe", file)
     assert (run.returncode, said in run.stderr) == (2, True), run.stderr

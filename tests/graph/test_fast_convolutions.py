@@ -12,9 +12,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import capsedge
-from capsedge.graph.fast_convolutions import write_fast_convolutions, write_standard_convolutions
 from capsedge.graph.functions import attach_functions, inline_functions
 from capsedge.graph.ir import copy_of, operator_counts
+from capsedge.graph.rewrites import write_fast_convolutions, write_standard_convolutions
 from capsedge.runtime.onnx_file.costs import Cost, Sizes, cost
 from capsedge.runtime.onnx_file.structure import structure_of
 from tests.conformance import oracle

@@ -25,8 +25,8 @@ from capsedge.exporters.c.program import (
     dense,
 )
 from capsedge.graph import Rewrites, functions, ir
-from capsedge.graph.fast_convolutions import write_standard_convolutions
 from capsedge.graph.ir import Graph
+from capsedge.graph.rewrites import write_standard_convolutions
 from capsedge.runtime.files.text import printable
 from capsedge.spec.operators import DOMAIN, OPERATORS, operator_of
 

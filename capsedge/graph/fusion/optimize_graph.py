@@ -25,7 +25,6 @@ import onnx.version_converter
 
 from capsedge.errors import ParityError, UnsupportedModelError
 from capsedge.graph.cleanup import remove_dead_nodes, simplify
-from capsedge.graph.fast_convolutions import write_fast_convolutions
 from capsedge.graph.functions import attach_functions
 from capsedge.graph.fusion import FusedOperator, FusionReport, NoMatch, NotFused
 from capsedge.graph.fusion.constant_shapes import constant_shapes
@@ -59,7 +58,7 @@ from capsedge.graph.fusion.proof import (
 from capsedge.graph.fusion.unroll import unroll
 from capsedge.graph.fusion.values import Values
 from capsedge.graph.ir import copy_of, opset_of, replace
-from capsedge.graph.rewrites import write_exact_sigmoids
+from capsedge.graph.rewrites import write_exact_sigmoids, write_fast_convolutions
 from capsedge.graph.write_shapes import write_shapes
 from capsedge.runtime.files.sandbox import enter_sandbox
 
