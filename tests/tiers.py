@@ -206,10 +206,13 @@ class Costs:
                 if over:
                     self._over[report.nodeid] = cost
 
-    def pytest_sessionfinish(self) -> None:
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if self._file:
             rows = sorted(self._costs.items(), key=lambda row: -row[1])
             Path(self._file).write_text("".join(f"{cost:.3f}\t{name}\n" for name, cost in rows))
+        if self._over and os.environ.get("CI") and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         if not self._over:
