@@ -17,7 +17,6 @@ The CUDA kernels and TensorRT plugins are a distribution of their own, ``capsedg
 from __future__ import annotations
 
 import argparse
-import ctypes
 import os
 import platform
 import re
@@ -69,14 +68,6 @@ def judged_tag(wheel: Path) -> str:
     return found[1] if found else "none"
 
 
-def levels(library: Path) -> str:
-    """The SIMD levels that an operator library finds on this machine, slowest first: ``plain,avx2``."""
-    ask = ctypes.CDLL(str(library)).capsedge_kernel_levels
-    ask.restype = ctypes.c_char_p
-    found: bytes = ask()
-    return found.decode()
-
-
 def library_in(wheel: Path, folder: Path) -> Path:
     """The operator library of a wheel, unpacked into a folder."""
     with zipfile.ZipFile(wheel) as archive:
@@ -107,7 +98,10 @@ def check_levels(wheel: Path) -> None:
     """
     local = local_library()
     with tempfile.TemporaryDirectory(prefix="capsedge-levels-") as name:
-        found, wanted = levels(library_in(wheel, Path(name))), levels(local)
+        found, wanted = (
+            ",".join(native_library.levels_of(library))
+            for library in (library_in(wheel, Path(name)), local)
+        )
     if found != wanted:
         raise SystemExit(
             f"error: {wheel.name} is not made: on this machine its kernels run the levels {found}, those of "

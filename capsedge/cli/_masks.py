@@ -30,7 +30,7 @@ class MaskResults:
         opened: those that are open already, by number.
         masks, overlays: the file of each image's mask and picture; empty where none is written.
         rows: of the table, by the number of the image.
-        values: JSON values, by the number of the image.
+        values: JSON values, by the number of the image; None where no JSON is printed.
     """
 
     files: Sequence[Path]
@@ -38,7 +38,7 @@ class MaskResults:
     masks: Sequence[Path] = ()
     overlays: Sequence[Path] = ()
     rows: dict[int, list[list[str]]] = field(default_factory=dict)
-    values: dict[int, dict[str, Any]] = field(default_factory=dict)
+    values: dict[int, dict[str, Any]] | None = None
 
     @classmethod
     def of(
@@ -48,6 +48,7 @@ class MaskResults:
         opened: Mapping[int, SupportsRead],
         output: Path | None,
         overlay: Path | None,
+        as_json: bool,
     ) -> Self | None:
         """Where the masks of images go; None for a model that makes none.
 
@@ -72,7 +73,7 @@ class MaskResults:
         for folder in filter(None, folders.values()):
             make_folder(folder)
         check_apart([*names[0], *names[1]], [file for file in files if str(file) != "-"])
-        return cls(files, opened, masks=names[0], overlays=names[1])
+        return cls(files, opened, masks=names[0], overlays=names[1], values={} if as_json else None)
 
     def take(self, number: int, prediction: Prediction) -> Prediction:
         """Write the mask of an image, and note what is printed; the prediction without its mask."""
@@ -88,10 +89,11 @@ class MaskResults:
             if number in self.opened:
                 source.seek(0)
             write_bytes(self.overlays[number], picture_png(prediction.overlay(source)))
-        self.values[number] = prediction.to_dict()
+        if self.values is not None:
+            self.values[number] = prediction.to_dict()
         size = f"{mask.shape[1]}x{mask.shape[0]}"
         cells = [[area.name, f"{area.share:.1%}"] for area in prediction.areas if area.pixels]
-        unknown = self.values[number]["mask"]["unknown"]
+        unknown = mask.size - sum(area.pixels for area in prediction.areas)
         if unknown:
             cells.append(["not seen", f"{unknown / mask.size:.1%} of the image"])
         first = [str(self.files[number]), size]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,7 +90,12 @@ def infer_moving(
     source = _source(path, watch)
     with load(list(models) if len(models) > 1 else models[0], options) as model:
         run = _Playback(model, source, path, choices)
-        with _written(source, choices.output) as output:
+        written = choices.output
+        with (
+            nullcontext()
+            if written is None
+            else open_output(written, lambda: _rate(source)) as output
+        ):
             run.follow(output)
         run.close(choices.output)
 
@@ -100,13 +105,6 @@ def _source(path: Path, watch: bool) -> MovingPicture:
         return WatchedFolder(path)
     device = camera_device(path)
     return VideoFile(path) if device is None else Camera(device)
-
-
-@contextmanager
-def _written(source: MovingPicture, path: Path | None) -> Iterator[FrameOutput | None]:
-    opened = nullcontext() if path is None else open_output(path, lambda: _rate(source))
-    with opened as output:
-        yield output
 
 
 def _rate(source: MovingPicture) -> float | None:

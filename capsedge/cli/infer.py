@@ -154,12 +154,12 @@ def command(
     opened = contents(files)
     given = model or [DEFAULT]
     session = load(given if len(given) > 1 else given[0], options)
-    masks = MaskResults.of(session, files, opened, output, overlay)
+    masks = MaskResults.of(session, files, opened, output, overlay, as_json)
     with _progress(len(files)) as progress:
         found = classify_files(
             session, files, opened=opened, top_k=top, threshold=threshold, invert=invert,
             reconstruct=reconstruct, failed=_output.log_error, progress=progress,
-            found=masks.take if masks else None,
+            each=masks.take if masks else None,
         )  # fmt: skip
     if as_json:
         _print_json(session, found, reconstruct, masks)
@@ -329,7 +329,7 @@ def _print_json(
         if number in found.errors:
             error = found.errors[number]
             line |= {"error": error.what, "why": error.why, "fix": error.fix}
-        elif masks is not None:
+        elif masks is not None and masks.values is not None:
             line |= masks.values[number]
         else:
             line |= found.predictions[number].to_dict()

@@ -35,7 +35,7 @@ def stubbed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     local = tmp_path / "local.so"
     local.write_text("plain,avx2")
     monkeypatch.setenv(native_library.VARIABLE, str(local))
-    monkeypatch.setattr(wheels, "levels", lambda path: path.read_text())
+    monkeypatch.setattr(native_library, "levels_of", lambda path: path.read_text().split(","))
     return local
 
 
@@ -49,7 +49,7 @@ def test_levels_are_those_of_the_library_that_is_asked() -> None:
     path = native_library.find_library()
     if path is None:
         pytest.skip("the operator library is not built")
-    assert wheels.levels(path).split(",") == library.levels()
+    assert native_library.levels_of(path) == library.levels()
 
 
 def test_the_library_is_taken_out_of_the_wheel(packed: Path, tmp_path: Path) -> None:

@@ -64,7 +64,9 @@ def libraries(programs: Path) -> Path:
 def test_the_levels_of_the_operator_library(libraries: Path) -> None:
     local = wheels.local_library()
     assert libraries not in local.parents
-    assert wheels.levels(libraries / native_library.NAME) == wheels.levels(local)
+    assert native_library.levels_of(libraries / native_library.NAME) == native_library.levels_of(
+        local
+    )
 
 
 def levels_of_libcapsedge(library: Path) -> str:
@@ -81,7 +83,7 @@ def levels_of_libcapsedge(library: Path) -> str:
 
 
 def test_the_levels_of_libcapsedge(libraries: Path) -> None:
-    wanted = wheels.levels(wheels.local_library())
+    wanted = ",".join(native_library.levels_of(wheels.local_library()))
     assert levels_of_libcapsedge(libraries / "lib" / native_library.LIBRARY) == wanted
 
 

@@ -76,7 +76,7 @@ def classify_files(
     invert: bool = False,
     reconstruct: Path | None = None,
     failed: Callable[[UsageError], None] = lambda _: None,
-    found: Callable[[int, Prediction], Prediction] | None = None,
+    each: Callable[[int, Prediction], Prediction] | None = None,
     progress: Progress = silent,
 ) -> Classified:
     """Classify image files; a file that cannot be read does not stop the others.
@@ -86,7 +86,7 @@ def classify_files(
         reconstruct: PNG to write: the model's input, beside the decoder's picture of the requested classes;
             without ``top_k`` and ``threshold``, of up to two with a score of at least 0.5.
         failed: called with every error when it happens.
-        found: called with the number and the prediction of every file; what it returns is kept in its place.
+        each: called with the number and the prediction of every file; what it returns is kept in its place.
     """
     result = Classified(list(files))
     sheet: Sheet | None = None
@@ -112,7 +112,7 @@ def classify_files(
             predictions = model.predict(stacked, top_k, threshold, prepared=True, sizes=sizes)
             if invert:  # prepared floats do not show it
                 predictions = [replace(p, hint=KEEP if p.hint else "") for p in predictions]
-            kept = predictions if found is None else list(map(found, batch, predictions))
+            kept = predictions if each is None else list(map(each, batch, predictions))
             result.predictions |= zip(batch, kept, strict=True)
             if sheet is not None:
                 result.drawn |= zip(batch, sheet.draw(stacked, predictions), strict=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeAlias
 
 from capsedge.errors import EnvironmentProblem, UsageError
 from capsedge.runtime.files.writing import atomic_writer, make_folder, write_bytes
+from capsedge.runtime.session.mask_files import picture_png
 from capsedge.runtime.session.predictions import Prediction
 from capsedge.runtime.video.drawing import draw_prediction
 from capsedge.runtime.video.frames import Frame, check_pyav
@@ -95,13 +96,8 @@ class _Pictures:
     def write(
         self, name: str, frame: Frame, prediction: Prediction, line: Mapping[str, Any]
     ) -> None:
-        import io
-
-        from PIL import Image
-
-        buffer = io.BytesIO()
-        Image.fromarray(draw_prediction(frame.pixels, prediction)).save(buffer, "PNG")
-        write_bytes(self._folder / f"{name}.png", buffer.getbuffer())
+        picture = picture_png(draw_prediction(frame.pixels, prediction))
+        write_bytes(self._folder / f"{name}.png", picture)
 
 
 @contextmanager

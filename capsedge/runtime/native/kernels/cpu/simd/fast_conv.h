@@ -45,50 +45,39 @@ CAPSEDGE_INLINE void multiply(const Matrix& matrix, const V* x, V* y) {
   }
 }
 
-// Bᵀ times each of `lines` lines of n vectors: elements are `step` floats apart, lines `line`.
+// Each of `lines` lines of vectors, whose elements are `step` floats apart, and lines `line`: the inputs' are multiplied
+// by Bᵀ; the products' by Aᵀ, and the result is added to what is there.
 typedef void (*FilterLines)(const float* from, int64_t step, int64_t line, int lines, float* to, int64_t to_step,
                             int64_t to_line);
-template <int M, int R>
-static void input_lines(const float* from, int64_t step, int64_t line, int lines, float* to, int64_t to_step,
-                        int64_t to_line) {
-  enum { kPoints = M + R - 1 };
+template <bool Inputs, int M, int R>
+static void transform_lines(const float* from, int64_t step, int64_t line, int lines, float* to, int64_t to_step,
+                            int64_t to_line) {
+  enum { kPoints = M + R - 1, kRows = Inputs ? kPoints : M };
   static constexpr CookToom matrices = cook_toom(M, R);
   for (int l = 0; l < lines; ++l, from += line, to += to_line) {
-    V x[kPoints], y[kPoints];
+    V x[kPoints], y[kRows];
 #pragma GCC unroll 8
     for (int i = 0; i < kPoints; ++i) x[i] = load(from + i * step);
-    multiply<kPoints, kPoints>(matrices.bt, x, y);
+    if constexpr (Inputs) {
+      multiply<kRows, kPoints>(matrices.bt, x, y);
+    } else {
+      multiply<kRows, kPoints>(matrices.at, x, y);
+    }
 #pragma GCC unroll 8
-    for (int i = 0; i < kPoints; ++i) store(to + i * to_step, y[i]);
+    for (int i = 0; i < kRows; ++i) store(to + i * to_step, Inputs ? y[i] : load(to + i * to_step) + y[i]);
   }
 }
 
-// Aᵀ times each line of n vectors, added to m.
-template <int M, int R>
-static void output_lines(const float* from, int64_t step, int64_t line, int lines, float* to, int64_t to_step,
-                         int64_t to_line) {
-  enum { kPoints = M + R - 1 };
-  static constexpr CookToom matrices = cook_toom(M, R);
-  for (int l = 0; l < lines; ++l, from += line, to += to_line) {
-    V x[kPoints], y[M];
-#pragma GCC unroll 8
-    for (int i = 0; i < kPoints; ++i) x[i] = load(from + i * step);
-    multiply<M, kPoints>(matrices.at, x, y);
-#pragma GCC unroll 4
-    for (int i = 0; i < M; ++i) store(to + i * to_step, load(to + i * to_step) + y[i]);
-  }
+template <bool Inputs, int M>
+CAPSEDGE_INLINE FilterLines lines_of(int taps) {
+  static constexpr FilterLines kOf[kMostTaps] = {transform_lines<Inputs, M, 1>, transform_lines<Inputs, M, 2>,
+                                                 transform_lines<Inputs, M, 3>, transform_lines<Inputs, M, 4>,
+                                                 transform_lines<Inputs, M, 5>};
+  return kOf[taps - 1];
 }
-
-template <int M>
-CAPSEDGE_INLINE FilterLines lines_of(bool input, int taps) {
-  static constexpr FilterLines kInput[kMostTaps] = {input_lines<M, 1>, input_lines<M, 2>, input_lines<M, 3>,
-                                                    input_lines<M, 4>, input_lines<M, 5>};
-  static constexpr FilterLines kOutput[kMostTaps] = {output_lines<M, 1>, output_lines<M, 2>, output_lines<M, 3>,
-                                                     output_lines<M, 4>, output_lines<M, 5>};
-  return (input ? kInput : kOutput)[taps - 1];
-}
-CAPSEDGE_INLINE FilterLines filter_lines(bool input, int tile, int taps) {
-  return tile == 1 ? lines_of<1>(input, taps) : tile == 2 ? lines_of<2>(input, taps) : lines_of<3>(input, taps);
+template <bool Inputs>
+CAPSEDGE_INLINE FilterLines filter_lines(int tile, int taps) {
+  return tile == 1 ? lines_of<Inputs, 1>(taps) : tile == 2 ? lines_of<Inputs, 2>(taps) : lines_of<Inputs, 3>(taps);
 }
 
 // A vector of channels of neighbouring tiles.
@@ -98,8 +87,8 @@ static void filter_input(const FilterPass& pass, const float* lines, int tiles, 
   for (int p = 0; p < pass.count; ++p) {
     const FilterPiece& piece = pass.pieces[p];
     const int rows = piece.rows + pass.tile - 1, columns = piece.columns + pass.tile - 1;
-    const FilterLines down = filter_lines(true, pass.tile, piece.rows);
-    const FilterLines across = filter_lines(true, pass.tile, piece.columns);
+    const FilterLines down = filter_lines<true>(pass.tile, piece.rows);
+    const FilterLines across = filter_lines<true>(pass.tile, piece.columns);
     float* first = to + piece.first * pass.position_stride;
     for (int t = 0; t < tiles; ++t) {
       down(lines + t * pass.tile_step + piece.start, pass.row_step, pass.column_step, columns, between, columns * W, W);
@@ -115,8 +104,8 @@ static void filter_output(const FilterPass& pass, const float* products, int til
   float* between = reinterpret_cast<float*>(scratch);
   const FilterPiece& piece = pass.pieces[0];
   const int columns = piece.columns + pass.tile - 1;
-  const FilterLines down = filter_lines(false, pass.tile, piece.rows);
-  const FilterLines across = filter_lines(false, pass.tile, piece.columns);
+  const FilterLines down = filter_lines<false>(pass.tile, piece.rows);
+  const FilterLines across = filter_lines<false>(pass.tile, piece.columns);
   for (int t = 0; t < tiles; ++t, products += kFilterLanes, y += pass.tile * pass.tile * kFilterLanes)
     for (int v = 0; v < kFilterLanes; v += W) {
       for (int i = 0; i < pass.tile * columns; ++i) scratch[i] = V{};
