@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from capsedge.exporters import threads
+from capsedge.exporters import subject
 
 
 @pytest.fixture(autouse=True)
@@ -22,24 +22,24 @@ def two_threads() -> Iterator[None]:
 def test_a_long_run_brings_the_threads_back(
     monkeypatch: pytest.MonkeyPatch, long: float, inside: int
 ) -> None:
-    monkeypatch.setattr(threads, "_LONG", long)
-    with threads.one_thread():
+    monkeypatch.setattr(subject, "_LONG", long)
+    with subject.one_thread():
         assert torch.get_num_threads() == 1
-        with threads.watched():
+        with subject.watched():
             pass
         assert torch.get_num_threads() == inside
     assert torch.get_num_threads() == 2
 
 
 def test_an_error_restores_the_threads() -> None:
-    with pytest.raises(ZeroDivisionError), threads.one_thread(), threads.watched():
+    with pytest.raises(ZeroDivisionError), subject.one_thread(), subject.watched():
         raise ZeroDivisionError
     assert torch.get_num_threads() == 2
 
 
 def test_outside_of_an_export_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "_LONG", 0.0)
+    monkeypatch.setattr(subject, "_LONG", 0.0)
     torch.set_num_threads(1)
-    with threads.watched():
+    with subject.watched():
         pass
     assert torch.get_num_threads() == 1
