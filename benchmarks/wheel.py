@@ -40,6 +40,11 @@ def opened(model: str, library: Path) -> Session:
         return capsedge.load(model, threads=1, ops="fused")
 
 
+def levels(library: Path) -> str:
+    """The SIMD levels of a library's kernels on this machine, separated by commas."""
+    return ",".join(native_library.levels_of(library))
+
+
 def timed(session: Session, arrays: Any, calls: int) -> float:
     """Processor seconds of one call, as the mean of several; with one thread, all is done in this one."""
     start = time.thread_time()
@@ -83,7 +88,7 @@ def measure(
         return {
             "machine": machine(),
             "wheel": wheel.name,
-            "levels": {"local": wheels.levels(local), "wheel": wheels.levels(packed)},
+            "levels": {"local": levels(local), "wheel": levels(packed)},
             "rows": [
                 compare(model, batch, local, packed, rounds, seconds)
                 for model in models
@@ -94,10 +99,10 @@ def measure(
 
 def render(document: dict[str, Any]) -> str:
     """The document as text, with a line for every row."""
-    levels = document["levels"]
+    of = document["levels"]
     lines = [
         f"{document['machine']['cpu']}, one thread; {document['wheel']}",
-        f"levels: local {levels['local']}; wheel {levels['wheel']}",
+        f"levels: local {of['local']}; wheel {of['wheel']}",
     ]
     for row in document["rows"]:
         lines.append(

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from capsedge.runtime.backends import native_library
 from tests.conformance.cases import CASES
 from tests.conformance.dump import dump
 from tests.wine.conftest import NATIVE, answer, compiled
-from tools import pe, wheels, wine, zig
+from tools import pe, wine, zig
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 
@@ -39,7 +40,7 @@ def program(libraries: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_levels_are_those_of_linux_but_for_amx(levels: list[str], linux: Path) -> None:
-    assert levels == [name for name in wheels.levels(linux).split(",") if name != "amx"]
+    assert levels == [name for name in native_library.levels_of(linux) if name != "amx"]
 
 
 @pytest.mark.parametrize("what", ["cases", "concurrent"])
