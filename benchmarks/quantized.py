@@ -136,7 +136,9 @@ def accuracy(model: str, folder: Path, data: Path, limit: int | None) -> list[di
     assert session.metadata is not None
     test = read_images(data, session.metadata.preprocessing, "test")
     test = test if limit is None else test.draw(limit)
-    reference = evaluate.scores(session, test)
+    criterion = evaluate.Criterion.of(session)
+    assert criterion.scores is not None
+    reference = evaluate.criterion_outputs(session, test, criterion)
     rows = []
     for label, (kind, file) in FILES.items():
         if "no operator library" in label or file == "plain.onnx":
@@ -145,12 +147,12 @@ def accuracy(model: str, folder: Path, data: Path, limit: int | None) -> list[di
             plain = onnxruntime.InferenceSession(
                 str(folder / file), providers=["CPUExecutionProvider"]
             )
-            found = np.concatenate(
-                [plain.run([session.roles.scores], {"images": x})[0] for x in test.batches(32)]
-            )
+            names = [criterion.scores]
+            scores = [plain.run(names, {"images": x})[0] for x in test.batches(32)]
+            found = {criterion.scores: scores}
         else:
-            found = evaluate.scores(load(folder / file), test)
-        outcome = evaluate.compare(reference, found, test, session)
+            found = evaluate.criterion_outputs(load(folder / file), test, criterion)
+        outcome = evaluate.compare(reference, found, test, criterion)
         size = (folder / file).stat().st_size
         rows.append({"model": model, "file": label, "bytes": size, **outcome.to_dict()})
     return rows
