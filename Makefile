@@ -43,7 +43,7 @@ demo: $(DEMO) ## Export and verify the default model, classify the sample images
 lint: $(READY) ## Check style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy -p capsedge
+	$(BIN)/mypy -p capsedge -p benchmarks -p tools
 	$(BIN)/mypy -p capsedge --platform win32 --cache-dir .mypy_cache/win32
 	$(BIN)/mypy -p capsedge --platform darwin --cache-dir .mypy_cache/darwin
 	$(BIN)/lint-imports

@@ -209,7 +209,8 @@ def answering(entrant: Entrant) -> Iterator[Callable[[Tensor], Tensor]]:
         yield entrant.scores
         return
     with TemporaryDirectory() as folder:
-        file = export(entrant.network, Path(folder) / "network.onnx").path
+        file = Path(folder) / "network.onnx"
+        export(entrant.network, file)
         with capsedge.load(file) as session:
             name = session.outputs[0].name
             yield lambda x: torch.from_numpy(session.run(x.numpy())[name])

@@ -104,7 +104,7 @@ def _with_a_node_lost(model: str, count: int, folder: Path) -> dict[str, Any]:
     with _cluster(1, others=2) as cluster:
         calls, lost = itertools.count(1), []
 
-        def progress(_done: int, _total: int | None) -> None:
+        def progress(_stage: str, _done: int = 0, _total: int | None = None) -> None:
             if next(calls) == parts // 2:
                 lost.append([*cluster.worker_nodes][-1])
                 cluster.remove_node(lost[0], allow_graceful=False)

@@ -99,7 +99,7 @@ def layer_file(layer: Layer, weight: Arrays, fast: bool) -> bytes:
     attributes: dict[str, Any] = {"strides": [layer.stride] * 2, "pads": [layer.pad] * 4}
     kind, domain = (FAST_CONV, DOMAIN) if fast else ("Conv", "")
     node = helper.make_node(kind, ["x", "w"], ["y"], domain=domain, **attributes)
-    shape = ["N", layer.channels, layer.size, layer.size]
+    shape: list[str | int] = ["N", layer.channels, layer.size, layer.size]
     graph = helper.make_graph(
         [node],
         "layer",
@@ -159,10 +159,11 @@ def measure_layer(layer: Layer, batch: int, rounds: int, threads: int) -> dict[s
 
 def network_files(module: nn.Module, example: Tensor | None, folder: Path) -> dict[str, bytes]:
     """The plain export, ours, and ours with standard convolutions."""
-    for name, more in (
-        ("plain", {"ops": "portable", "no_rewrite": tuple(REWRITES)}),
-        ("capsedge", {}),
-    ):
+    options: dict[str, dict[str, Any]] = {
+        "plain": {"ops": "portable", "no_rewrite": tuple(REWRITES)},
+        "capsedge": {},
+    }
+    for name, more in options.items():
         capsedge.export(module, folder / f"{name}.onnx", example=example, **more)
     ours = (folder / "capsedge.onnx").read_bytes()
     standard = onnx.load_model_from_string(ours)

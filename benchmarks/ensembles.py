@@ -35,7 +35,7 @@ def main() -> None:
         )
         for together in (False, True)
     }
-    shape = ways[False].members[0].inputs[0].shape[1:]
+    shape = [d for d in ways[False].members[0].inputs[0].shape[1:] if isinstance(d, int)]
     for batch in options.batch:
         images = np.random.default_rng(0).random((batch, *shape), np.float32)
         least = dict.fromkeys(ways, np.inf)

@@ -207,6 +207,8 @@ class TextCaps(nn.Module):
 class ComiRec(nn.Module):
     """Interests of a user from the items of a history (Cen et al. 2020, dynamic routing)."""
 
+    start: Tensor
+
     def __init__(
         self, items: int = 2000, length: int = 20, interests: int = 4, size: int = 64
     ) -> None:

@@ -66,7 +66,12 @@ def _plain_export(module: Any, example: Any, path: Path) -> None:
     import torch
 
     shapes = ({0: torch.export.Dim("batch", min=1)},)
-    settings = {"dynamo": True, "verbose": False, "external_data": False, "dynamic_shapes": shapes}
+    settings: dict[str, Any] = {
+        "dynamo": True,
+        "verbose": False,
+        "external_data": False,
+        "dynamic_shapes": shapes,
+    }
     if "capsedge.models" not in sys.modules:  # importing it would count as the peer's time
         torch.onnx.export(module, (example,), path, **settings)
         return

@@ -113,7 +113,10 @@ def on_provider(
     session = capsedge.load(file, device="cuda", ops=ops, graphs=graphs)
     given = {session.inputs[0].name: images}
     for _ in range(2):  # the second call captures
-        out = {name: torch.from_dlpack(x) for name, x in session.run_on_device(given).items()}
+        out = {
+            name: torch.utils.dlpack.from_dlpack(x)
+            for name, x in session.run_on_device(given).items()
+        }
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     run = lambda: session.run_on_device(given, out=out, stream=stream)  # noqa: E731
     run()
@@ -159,7 +162,9 @@ def on_tensorrt(
     build(file, path, options, lambda *_: None)
     session = capsedge.load(path)
     given = {session.inputs[0].name: images}
-    out = {name: torch.from_dlpack(x) for name, x in session.run_on_device(given).items()}
+    out = {
+        name: torch.utils.dlpack.from_dlpack(x) for name, x in session.run_on_device(given).items()
+    }
     found = {name: tensor.cpu().numpy() for name, tensor in out.items()}
     verdict = compared(found, wanted, LIMIT[precision])
     if "failed" in verdict:

@@ -141,9 +141,7 @@ def measure(
             TORCH_WORKER,
         ),
     ]
-    found = compare(
-        entrants, {"images": example.numpy()}, RunLimits(0.3, seconds, 20), lambda _: None
-    )
+    found = compare(entrants, {"images": example.numpy()}, RunLimits(0.3, seconds, 20))
     return {
         "network": network.name,
         "batch": batch,

@@ -84,9 +84,9 @@ def _em(
     c, p, iterations = 32, 16, 3
     grid = 1 if shared else (side - kernel) // stride + 1
     children = side * side * c if shared else kernel * kernel * c
-    inputs = {
+    inputs: Arrays = {
         "pose": _normal(n, side, side, c, p),
-        "a": 1 / (1 + np.exp(-_normal(n, side, side, c))),
+        "a": (1 / (1 + np.exp(-_normal(n, side, side, c)))).astype(np.float32),
         "weight": 0.5 * _normal(kernel, kernel, c, m, 4, 4),
         "beta_u": 0.1 * _normal(m),
         "beta_a": 0.1 * _normal(m),
@@ -107,7 +107,7 @@ def _em(
 
 def _attention(name: str, n: int, side: int, c: int, kernel: int, stride: int, m: int) -> Layer:
     grid, p = (side - kernel) // stride + 1, 16
-    inputs = {
+    inputs: Arrays = {
         "pose": _normal(n, side, side, c, p),
         "parent": _normal(n, grid, grid, m, p),
         "weight": 0.5 * _normal(kernel, kernel, c, m, 4, 4),

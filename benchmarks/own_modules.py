@@ -36,7 +36,7 @@ def ratios(width: int, types: int, seconds: float, folder: Path) -> dict[str, tu
             Entrant(kind.__name__, Specification(CAPSEDGE, str(path), "", threads=1), kind.__name__)
         )
     feeds = {"x": np.random.default_rng(0).random((1, 1, 28, 28), np.float32)}
-    found = compare(entrants, feeds, RunLimits(0.3, seconds, 20), lambda _: None)
+    found = compare(entrants, feeds, RunLimits(0.3, seconds, 20))
     medians = {e.name: float(e.latency.median) for e in found.entries if e.latency is not None}
     return {name: (ms, ms / medians["WithOps"]) for name, ms in medians.items()}
 

@@ -140,7 +140,10 @@ def row(
             text = f"{error.what} {error.why}".strip().replace(str(file), file.name)
             return Row(runtime, "", model, precision, False, ours_ms=prepared.ours_ms, problem=text)
     about = (runtime, said, model, precision, True)
-    times = {"median_ms": 1e3 * float(np.median(samples)), "ours_ms": prepared.ours_ms}
+    times: dict[str, Any] = {
+        "median_ms": 1e3 * float(np.median(samples)),
+        "ours_ms": prepared.ours_ms,
+    }
     try:
         difference, flips = judge(found, prepared.outputs)
     except ValueError as error:
@@ -167,7 +170,8 @@ def prepare(model: str, folder: Path) -> dict[str, Prepared]:
     shape = [d for d in session.inputs[0].shape[1:] if isinstance(d, int)]
     images = rng.random((IMAGES, *shape)).astype(np.float32)
     inputs = folder / f"{model}.npz"
-    np.savez(inputs, **{session.inputs[0].name: images})
+    named: dict[str, Any] = {session.inputs[0].name: images}
+    np.savez(inputs, **named)
     samples = take_times(lambda: session.run(images[:1]), RunLimits(0.2, 1.0, 3))
     ours = 1e3 * float(np.median(samples))
 

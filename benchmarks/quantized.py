@@ -108,7 +108,7 @@ def speed(
     found = compare(
         entrants, {"images": images}, RunLimits(seconds / 2, seconds, rounds), rounds=rounds
     )
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "file": entry.name,
             "bytes": (folder / entry.model).stat().st_size,

@@ -24,7 +24,7 @@ import torch
 
 from benchmarks.common import machine
 from capsedge.exporters.export import export
-from capsedge.exporters.export_options import REWRITES, ExportOptions
+from capsedge.exporters.export_options import REWRITES, ExportOptions, Rewrite
 from capsedge.models import build
 
 
@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
 
-    variants = {"with": (), "without": tuple(REWRITES)}
+    variants: dict[str, tuple[Rewrite, ...]] = {"with": (), "without": tuple(REWRITES)}
     if options.each:
         variants |= {f"without {name}": (name,) for name in REWRITES}
     torch.manual_seed(0)
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def measure(
-    model: Any, variants: dict[str, tuple[str, ...]], folder: Path, options: argparse.Namespace
+    model: Any, variants: dict[str, tuple[Rewrite, ...]], folder: Path, options: argparse.Namespace
 ) -> dict[str, Any]:
     """Export every variant, check that they agree, and time them in turns."""
     rng = np.random.default_rng(0)

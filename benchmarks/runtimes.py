@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from capsedge.runtime.profiling import worker
+    from capsedge.runtime.profiling import worker as worker
     from capsedge.runtime.profiling.worker import Loader, Run, Specification
 else:
     _place = Path(__file__).parents[1] / "capsedge" / "runtime" / "profiling" / "worker.py"

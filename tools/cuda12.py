@@ -41,7 +41,8 @@ def installed(folder: Path = ROOT / "build" / "cuda12") -> Path:
         what = "NVIDIA's runtime compiler of CUDA 12.6 (25 MB), proprietary software"
         print(f"Installing {what}, in build/cuda12.", file=sys.stderr)
         venv.create(folder, with_pip=True, clear=True)
-        command = [folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--no-deps"]
+        python: list[str | Path] = [folder / "bin" / "python"]
+        command = [*python, "-m", "pip", "install", "--quiet", "--no-deps"]
         if subprocess.run([*command, "-r", PACKAGES], stdout=sys.stderr, check=False).returncode:
             raise SystemExit(f"error: the packages of {PACKAGES.name} cannot be installed")
         ready.write_text(wanted, encoding="utf-8")

@@ -85,9 +85,10 @@ def make(given: Mapping[int, Path], processor: str, folder: Path) -> list[Path]:
         "-DCAPSEDGE_TENSORRT=OFF",  # libcapsedge's part of it is not built here
     ]
     source = ROOT / "capsedge" / "runtime" / "native"
-    for words in (
+    steps: tuple[list[str | Path], ...] = (
         ["-S", source, "-B", folder, *options],
         ["--build", folder, "--target", "capsedge_tensorrt", "-j", str(os.cpu_count() or 1)],
-    ):
+    )
+    for words in steps:
         subprocess.run([cmake, *words], env=environment, stdout=sys.stderr, check=True)
     return [folder / name for major in sorted(given) for name in names(major)]

@@ -146,7 +146,7 @@ def said_by(command: Sequence[str], limit: float) -> tuple[list[dict[str, Any]],
             env={k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")},
         )
     except subprocess.TimeoutExpired as error:
-        printed = error.stdout or b""  # bytes, even if text was requested
+        printed: Any = error.stdout or b""  # bytes, even if text was requested
         text = printed if isinstance(printed, str) else printed.decode(errors="replace")
         return _documents(text), f"no answer within {limit:g} s"
     except OSError as error:

@@ -11,14 +11,14 @@ from capsedge.spec.vocabularies import ExtraOutput, Ops, StandardRuntime
 
 ATOL, RTOL = 1e-5, 1e-4
 LARGEST_BATCH = 4096
+Rewrite = Literal["first-pass", "light-cone", "dead-update", "logit-free"]
 # By the fields of `capsedge.graph.Rewrites`.
-REWRITES = {
+REWRITES: dict[Rewrite, str] = {
     "first-pass": "first_pass_uniform",
     "light-cone": "light_cone",
     "dead-update": "dead_update",
     "logit-free": "logit_free",
 }
-Rewrite = Literal["first-pass", "light-cone", "dead-update", "logit-free"]
 
 
 @dataclass(frozen=True)

@@ -121,8 +121,10 @@ def _torch(small: bool) -> Iterator[Step]:
     command = _python("pytest", "-q", "-m", "gpu", "tests/models/ops")
     yield Step("torch-tests", "torch", command, 60, 300, needs)
     for batch in (1, 32):
-        words = ("--batches", str(batch), "--compile", "reduce-overhead", "-o", OUTPUT)
-        command = _python("benchmarks.gpu_ops", *words)
+        sizes = ("--batches", str(batch))
+        command = _python(
+            "benchmarks.gpu_ops", *sizes, "--compile", "reduce-overhead", "-o", OUTPUT
+        )
         yield Step(f"torch-times-{batch}", "torch", command, 200, 600, needs, timed=True)
 
 

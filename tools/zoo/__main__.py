@@ -6,12 +6,13 @@ import sys
 from pathlib import Path
 
 from capsedge.runtime.files.writing import sha256, write_text
-from capsedge.runtime.zoo import MODELS, ROUTINGS, zoo_checkpoint
+from capsedge.runtime.zoo import MODELS, zoo_checkpoint
+from capsedge.spec.vocabularies import ZOO_ROUTINGS
 from tools.zoo import overlap, photos, routed, small
 from tools.zoo.runs import in_half, write_checkpoint
 
 WRITERS = {
-    **{f"digits-{routing}": routed for routing in ROUTINGS},
+    **{f"digits-{routing}": routed for routing in ZOO_ROUTINGS},
     "digits-overlap": overlap,
     "digits-small": small,
     "photos": photos,

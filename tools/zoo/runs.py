@@ -14,7 +14,7 @@ import torch
 import capsedge
 from capsedge.datasets import ImageSet, read_split
 from capsedge.errors import UsageError
-from capsedge.exporters.export_options import ExportOptions, ExtraOutput
+from capsedge.exporters.export_options import ExportOptions
 from capsedge.models import CapsuleModel
 from capsedge.models.checkpoint import load_checkpoint, save_checkpoint
 from capsedge.models.training.evaluate import predict_all, typical_input_of_training
@@ -27,6 +27,7 @@ from capsedge.runtime.metadata.metadata import Preprocessing
 from capsedge.runtime.metadata.origin import PRUNING_KEY
 from capsedge.runtime.metadata.typical_input import TYPICAL_INPUT_KEY
 from capsedge.runtime.zoo import zoo_checkpoint
+from capsedge.spec.vocabularies import ExtraOutput
 
 _KEPT = (TRAINING_KEY, PRUNING_KEY)
 _WIDTH = 100

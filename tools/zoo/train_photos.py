@@ -143,7 +143,7 @@ def train(
     """
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     torch.backends.cudnn.benchmark = True
-    network.train().to(memory_format=torch.channels_last)
+    network.train().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = torch.optim.SGD(
         network.parameters(), RATE, momentum=0.9, weight_decay=5e-4, nesterov=True, fused=True
     )
@@ -196,7 +196,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.manual_seed(options.seed)
     network = build(MODEL)
-    body, network.stem = network.stem, BFloat16(network.stem)
+    body, network.stem = network.stem, BFloat16(network.stem)  # type: ignore[assignment]
     network.to(options.device)
     images, labels = load(options.data, "train", options.device)
     history = train(network, images, labels, options.epochs, options.seed)
