@@ -344,7 +344,8 @@ def test_headers_have_an_end(what: str, server: Server) -> None:
         with contextlib.suppress(ConnectionError):  # the server hangs up in the middle
             for _ in range(64):
                 client.sendall(more * (limits.HEADER_BYTES // 16 // len(more)))
-            client.shutdown(socket.SHUT_WR)
+            with contextlib.suppress(OSError):  # not connected any more, in this system's words
+                client.shutdown(socket.SHUT_WR)
         with contextlib.suppress(ConnectionError):
             assert client.recv(100).startswith(b"HTTP/1.1 431")
 
