@@ -44,7 +44,7 @@ class PreparedRequest:
         arrays: the model's inputs by name; images are prepared.
         outputs: the names of the model's outputs to send.
         choice: how predictions are made; None if neither they nor masks are requested.
-        stated: whether the predictions are to be sent.
+        sends_predictions: whether the predictions are to be sent.
         masks: the names of the masks to send.
         sizes: height and width of each encoded image, for masks; none for tensors.
     """
@@ -52,7 +52,7 @@ class PreparedRequest:
     arrays: Mapping[str, NDArray[Any]]
     outputs: tuple[str, ...]
     choice: PredictionOptions | None
-    stated: bool
+    sends_predictions: bool
     masks: tuple[str, ...] = ()
     sizes: tuple[Size, ...] = ()
 
@@ -77,11 +77,11 @@ def read_request(request: InferRequest, session: Session) -> PreparedRequest:
         )
     named, masks = _named_outputs(request, session)
     asked = TOP_K in parameters or THRESHOLD in parameters
-    stated = _truth(parameters, PREDICTIONS, asked and not masks)
-    choice = _choice(parameters, invert, session) if stated or masks else None
-    if not request.outputs and not stated:
+    sends_predictions = _truth(parameters, PREDICTIONS, asked and not masks)
+    choice = _choice(parameters, invert, session) if sends_predictions or masks else None
+    if not request.outputs and not sends_predictions:
         named = tuple(port.name for port in session.outputs)
-    return PreparedRequest(arrays, named, choice, stated, masks, tuple(sizes))
+    return PreparedRequest(arrays, named, choice, sends_predictions, masks, tuple(sizes))
 
 
 def _check_names(names: Sequence[str], session: Session) -> None:

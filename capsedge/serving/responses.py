@@ -117,7 +117,7 @@ def respond(
     if request.choice is not None:
         predictions = _predictions(session, request, results)
         outputs |= masks_as(request.masks, predictions)
-        if request.stated:
+        if request.sends_predictions:
             parameters[PREDICTIONS] = _as_json(predictions, request.choice.top_k)
     return InferResponse(name, version, outputs, parameters)
 
