@@ -139,6 +139,7 @@ class QuantizeKeywords(TypedDict, total=False):
     max_drop: float | None
     max_error: float
     min_cosine: float
+    overlap: str
     scores: str | None
     table: str | os.PathLike[str] | None
     prefer: str

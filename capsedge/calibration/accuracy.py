@@ -35,9 +35,13 @@ from capsedge.spec import limits
 # --- The criterion, and the gate that a file must pass ---
 
 ACCURACY, AGREEMENT, ERROR = "accuracy", "agreement", "error"
-DICE, OVERLAP = "dice", "overlap"  # of masks: with those of the data, or with the source's
-# In points: accuracy lost; answers changed, about half of which do no harm; per cent of the range; Dice lost.
-DEFAULT_MAX_DROP = {ACCURACY: 0.1, AGREEMENT: 1.0, ERROR: 1.0, DICE: 0.5, OVERLAP: 1.0}
+DICE, IOU = "dice", "iou"  # of masks with those of the data
+OVERLAP, OVERLAP_IOU = "overlap", "overlap-iou"  # the same with the source's masks
+MEASURES = {DICE: "mean Dice", IOU: "mean IoU"}
+# In points: accuracy lost; answers changed, about half of which do no harm; % of the range; overlap lost.
+DEFAULT_MAX_DROP = {
+    ACCURACY: 0.1, AGREEMENT: 1.0, ERROR: 1.0, DICE: 0.5, IOU: 0.5, OVERLAP: 1.0, OVERLAP_IOU: 1.0,
+}  # fmt: skip
 DEFAULT_MAX_ERROR = 10.0
 DEFAULT_MIN_COSINE = 0.99
 _ROUNDING = 1e-9  # one answer of a hundred is one point
@@ -46,7 +50,9 @@ UNITS_OF_LOSS = {
     AGREEMENT: "% of the answers changed",
     ERROR: "% of the range in mean error",
     DICE: "points of mean Dice lost",
+    IOU: "points of mean IoU lost",
     OVERLAP: "points of mean Dice lost against FP32's masks",
+    OVERLAP_IOU: "points of mean IoU lost against FP32's masks",
 }
 
 
@@ -63,6 +69,7 @@ class Criterion:
         batched: whether the first axis of ``numbers`` counts samples; otherwise each run is one sample.
         classes: of a segmentation, the classes of its masks, which decide; else none.
         background: whether the first of them is the background of a single map.
+        overlap: what measures how well masks agree, of `MEASURES`.
     """
 
     scores: str | None
@@ -73,6 +80,7 @@ class Criterion:
     batched: bool = False
     classes: tuple[str, ...] = ()
     background: bool = False
+    overlap: str = DICE
 
     @classmethod
     def of(
@@ -81,6 +89,7 @@ class Criterion:
         scores: str | None = None,
         classes: int = 0,
         outputs: Callable[[], Arrays] | None = None,
+        overlap: str = DICE,
     ) -> Criterion:
         """The criterion for a file.
 
@@ -89,7 +98,14 @@ class Criterion:
             classes: the largest label plus one, if there are labels.
             outputs: runs the file on samples and returns the outputs by name, with samples along the first
                 axis.
+            overlap: of `MEASURES`; only a segmentation has another than Dice.
         """
+        if overlap != DICE and not session.roles.segmentation:
+            raise UsageError(
+                f"overlap is '{overlap}'.",
+                "It measures masks, and the file does not state a segmentation.",
+                "Leave it out.",
+            )
         names = tuple(port.name for port in session.outputs)
         if scores is not None and not session.roles.segmentation:
             if scores not in names:
@@ -104,7 +120,8 @@ class Criterion:
         known, roles = session.roles.scores, session.roles
         if roles.segmentation:
             why = "the file states a segmentation"
-            return cls(known, reason=why, classes=roles.mask_classes, background=roles.one_map)
+            masks = roles.mask_classes, roles.one_map, overlap
+            return cls(known, (), False, DEFAULT_THRESHOLD, why, False, *masks)
         if known is not None:
             return cls(known, (), *_task(session, known), _reason(session, known))
         if classes and outputs is not None:
@@ -269,8 +286,9 @@ class Outcome:
         median_margin: the median of all of the source's margins.
         outputs: the errors of outputs whose values are compared.
         masks: of a segmentation, the overlap of its masks with those of the data; without them, with the
-            source's. ``accuracy`` and ``reference`` are then the mean Dice with the data's, ``agreement``
-            that with the source's.
+            source's. ``accuracy`` and ``reference`` are then the mean Dice or IoU with the data's,
+            ``agreement`` that with the source's.
+        overlap: which of them, of `MEASURES`.
     """
 
     images: int
@@ -282,15 +300,18 @@ class Outcome:
     median_margin: float = 0.0
     outputs: tuple[OutputError, ...] = ()
     masks: OverlapDocument | None = None
+    overlap: str = DICE
 
     @property
     def metric(self) -> str:
-        """``accuracy``, ``agreement`` (without labels) or ``error`` (numbers); of masks ``dice``, or
-        ``overlap`` (without the data's)."""
+        """``accuracy``, ``agreement`` (without labels) or ``error`` (numbers); of masks ``dice`` or ``iou``,
+        without the data's ``overlap`` or ``overlap-iou``."""
         if self.outputs:
             return ERROR
         if self.masks is not None:
-            return OVERLAP if self.accuracy is None else DICE
+            if self.accuracy is not None:
+                return self.overlap
+            return OVERLAP if self.overlap == DICE else OVERLAP_IOU
         return AGREEMENT if self.accuracy is None or self.reference is None else ACCURACY
 
     @property
@@ -312,11 +333,10 @@ class Outcome:
         if self.outputs:
             return f"mean error {self.drop:.3g} % of the range"
         if self.masks is not None:
-            return f"mean Dice {self.masks['mean_dice']:.4f}" + (
-                " with FP32's masks"
-                if self.reference is None
-                else f", {self.reference:.4f} in FP32"
-            )
+            name = MEASURES[self.overlap]
+            if self.accuracy is None or self.reference is None:
+                return f"{name} {self.agreement:.4f} with FP32's masks"
+            return f"{name} {self.accuracy:.4f}, {self.reference:.4f} in FP32"
         if self.accuracy is None or self.reference is None:
             return f"{self.agreement:.2%} of the decisions are those of FP32"
         return f"accuracy {self.accuracy:.2%}, {self.reference:.2%} in FP32"
@@ -441,11 +461,15 @@ def of_masks(expected: Array, actual: Array, known: Array | None, criterion: Cri
         counted.update(reference, other)
         return counted
 
+    def mean(counted: MaskOverlap) -> float:
+        return counted.mean_dice if criterion.overlap == DICE else counted.mean_iou
+
     both = overlap(expected, actual)
-    if known is None:
-        return Outcome(len(actual), None, None, both.mean_dice, 0.0, masks=both.to_dict())
-    found, before = overlap(known, actual), overlap(known, expected).mean_dice
-    return Outcome(len(actual), found.mean_dice, before, both.mean_dice, 0.0, masks=found.to_dict())
+    found = both if known is None else overlap(known, actual)
+    accuracy = None if known is None else mean(found)
+    reference = None if known is None else mean(overlap(known, expected))
+    masks, measure = found.to_dict(), criterion.overlap
+    return Outcome(len(actual), accuracy, reference, mean(both), 0.0, masks=masks, overlap=measure)
 
 
 def of_scores(

@@ -83,6 +83,7 @@ class FloatModel:
         bodies: bool = True,
         runtime: str | None = None,
         scores: str | None = None,
+        overlap: str = evaluate.DICE,
     ) -> None:
         self.path = Path(path)
         content, _ = read_harmless(self.path)
@@ -105,7 +106,7 @@ class FloatModel:
                 "Quantize an FP32 file with convolutions, matrix products or capsule operators.",
             )
         self._bodies, self._runtime, self._named = bodies, runtime, scores
-        self.criterion = Criterion.of(self.session, scores)
+        self.criterion = Criterion.of(self.session, scores, overlap=overlap)
         self._outputs: dict[int, tuple[ImageSet, CriterionOutputs]] = {}
 
     @property
@@ -166,7 +167,11 @@ class FloatModel:
         labels = data.labels
         classes = 0 if labels is None or len(labels) == 0 else int(labels.max()) + 1
         self.criterion = Criterion.of(
-            self.session, self._named, classes, lambda: evaluate.sample_outputs(self.session, data)
+            self.session,
+            self._named,
+            classes,
+            lambda: evaluate.sample_outputs(self.session, data),
+            self.criterion.overlap,
         )
         if self.criterion.scores is None and (labels is not None or data.ignored):
             return [f"the labels are not used: {self.criterion.reason}"]

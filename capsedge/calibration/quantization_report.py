@@ -12,7 +12,7 @@ import onnx
 from onnx import TensorProto
 
 from capsedge.calibration import mixed_precision
-from capsedge.calibration.accuracy import AGREEMENT, ERROR, Gate, Outcome
+from capsedge.calibration.accuracy import AGREEMENT, DICE, ERROR, MEASURES, Gate, Outcome
 from capsedge.calibration.quantizable_layers import KeptNode, QuantizableLayer
 from capsedge.errors import ArtefactError, ParityError
 from capsedge.metrics import OutputError
@@ -241,12 +241,17 @@ class QuantizationReport(Report):
     def _of_masks(self, masks: OverlapDocument) -> list[tuple[str, str]]:
         """The overlap of the masks with those of FP32 and of the data."""
         o, allowed = self.outcome, f"allowed {self.max_drop:g}"
-        both = f"mean Dice {o.agreement:.4f} on {o.images} {self.noun}"
+        measure = MEASURES[o.overlap]
+        both = f"{measure} {o.agreement:.4f} on {o.images} {self.noun}"
         if o.accuracy is None or o.reference is None:
             return [("with FP32's masks", f"{both}: {o.change} ({allowed})")]
         found = f"{o.accuracy:.4f}, FP32 {o.reference:.4f}: {o.change} ({allowed})"
-        iou = ("mean IoU", f"{masks['mean_iou']:.4f}")
-        return [("with FP32's masks", both), ("mean Dice", found), iou]
+        other = (
+            ("mean IoU", f"{masks['mean_iou']:.4f}")
+            if o.overlap == DICE
+            else ("mean Dice", f"{masks['mean_dice']:.4f}")
+        )
+        return [("with FP32's masks", both), (measure, found), other]
 
     def _loss(self, error: OutputError) -> str:
         """The errors of an output of a regression."""

@@ -423,7 +423,9 @@ def _prepared(
             command="Leave --ops out.",
         )
     with as_file(model) as file:
-        float_model = FloatModel(file, options.ops == "auto", runtime, options.scores)
+        float_model = FloatModel(
+            file, options.ops == "auto", runtime, options.scores, options.overlap
+        )
         evaluation = None if data is None else _images(data, float_model)
         images = _images(calib_data, float_model)
         yield (

@@ -11,6 +11,7 @@ from capsedge.spec.vocabularies import QUANTIZE_OPS, QUANTIZE_PRECISIONS, QUANTI
 # Written out, because the module that implements them needs numpy; a test compares.
 METHODS = ("minmax", "percentile", "entropy", "mse")
 PREFERENCES = ("size", "speed")
+OVERLAPS = ("dice", "iou")
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,12 @@ class QuantizeOptions(Options):
         "For outputs of vectors, such as poses or interests: the least mean cosine with FP32.",
         min=-1,
         max=1,
+        panel="Limits",
+    )
+    overlap: str = option(
+        "dice",
+        "For masks: the mean that --max-drop limits, of Dice (dice) or of intersection over union (iou).",
+        choices=OVERLAPS,
         panel="Limits",
     )
     scores: str | None = option(

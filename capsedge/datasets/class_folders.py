@@ -16,6 +16,7 @@ from capsedge.errors import UsageError
 from capsedge.runtime.files.reading import list_folder
 from capsedge.runtime.images.decoding import read_image
 from capsedge.runtime.images.headers import is_image_name
+from capsedge.runtime.images.inputs import Size
 from capsedge.runtime.images.preprocessing import prepare
 from capsedge.runtime.metadata.metadata import Preprocessing
 
@@ -177,18 +178,26 @@ def read_classes(
 
 def read_pixels(files: Sequence[Path], prep: Preprocessing) -> NDArray[np.uint8]:
     """Pixels ``[N, H, W, C]`` of images, resized to a model's size and not prepared further."""
+    return read_sized(files, prep)[0]
+
+
+def read_sized(files: Sequence[Path], prep: Preprocessing) -> tuple[NDArray[np.uint8], list[Size]]:
+    """`read_pixels`, and the height and width that each image has itself."""
     plain = Preprocessing(prep.height, prep.width, prep.channels, scale=1.0, resize=prep.resize)
     shape = (len(files), prep.height, prep.width, prep.channels)
     _check_total(files, shape, 1)
     images = np.empty(shape, np.uint8)
     broken: dict[Path, UsageError] = {}
+    sizes: list[Size] = []
     for k, file in enumerate(files):
         try:
-            pixels = prepare(read_image(file), plain).transpose(1, 2, 0)
+            image = read_image(file)
+            pixels = prepare(image, plain).transpose(1, 2, 0)
         except UsageError as error:
             broken[file] = error
             continue
         images[k] = np.clip(np.rint(pixels), 0, 255)
+        sizes.append((image.shape[0], image.shape[1]))
     if len(broken) == 1:
         raise next(iter(broken.values()))
     if broken:
@@ -199,7 +208,7 @@ def read_pixels(files: Sequence[Path], prep: Preprocessing) -> NDArray[np.uint8]
             f"The first: {next(iter(broken.values())).what}",
             "Remove or replace these files.",
         )
-    return images
+    return images, sizes
 
 
 def _check_total(files: Sequence[Path], shape: Sequence[int], width: int) -> None:

@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.datasets.array_files import check_bytes
-from capsedge.datasets.class_folders import read_pixels
+from capsedge.datasets.class_folders import read_sized
 from capsedge.datasets.image_set import ImageSet
 from capsedge.errors import UsageError
 from capsedge.runtime.files.reading import FOLDER, path_kind
-from capsedge.runtime.images.decoding import read_image, read_values
-from capsedge.runtime.images.inputs import folder_images
+from capsedge.runtime.images.decoding import read_values
+from capsedge.runtime.images.inputs import Size, folder_images
 from capsedge.runtime.images.preprocessing import placement_of
 from capsedge.runtime.metadata.metadata import Preprocessing
 from capsedge.spec.fields import UNKNOWN
@@ -59,7 +59,8 @@ def read_masks(
     """
     folder = source / split if path_kind(source / split) == FOLDER else source
     pairs = _pairs(folder)[:limit]
-    values, grey = _values(pairs)
+    images, sizes = read_sized([image for image, _ in pairs], prep)
+    values, grey = _values(pairs, sizes)
     numbered = any((value == 1).any() for value in compress(values, grey))
     if len(names) == 2 and not numbered:
         values = [
@@ -75,7 +76,6 @@ def read_masks(
             f"There are {len(names)} classes, 0 to {len(names) - 1}: {', '.join(names[:8])}; 255 is unknown.",
             "Number the classes from 0, or name all of them.",
         )
-    images = read_pixels([image for image, _ in pairs], prep)
     return ImageSet(
         source.name,
         images,
@@ -88,13 +88,16 @@ def read_masks(
 
 
 def _values(
-    pairs: Sequence[tuple[Path, Path]],
+    pairs: Sequence[tuple[Path, Path]], sizes: Sequence[Size]
 ) -> tuple[list[NDArray[np.uint8]], list[bool]]:
-    """The values of each mask ``[H, W]``, and whether they are grey."""
+    """The values of each mask ``[H, W]``, and whether they are grey.
+
+    Args:
+        sizes: of the images.
+    """
     values, grey, total = [], [], 0
-    for image, mask in pairs:
+    for (image, mask), (height, width) in zip(pairs, sizes, strict=True):
         value, indexed = read_values(mask)
-        height, width = read_image(image).shape[:2]
         if value.shape != (height, width):
             raise UsageError(
                 f"{mask} does not fit its image.",

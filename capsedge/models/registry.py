@@ -193,15 +193,12 @@ MODELS: dict[str, ModelConfig] = {
     "digits-clutter": replace(
         _SEGCAPS,
         preprocessing=replace(_MNIST, height=32, width=32),
-        stem=(
-            Conv(12, 5, padding="same", bias=False, batch_norm=True),
-            Conv(12, 3, padding="same", bias=False, batch_norm=True),
-        ),
+        stem=(Conv(16, 3, padding="same", bias=False, batch_norm=True),) * 4,
         down=(
-            *(CapsuleMap(2, 12, routed=False), CapsuleMap(4, 8, routed=False)),
-            *(CapsuleMap(4, 12, routed=False), CapsuleMap(3, 12)),
+            *(CapsuleMap(1, 16, routed=False), CapsuleMap(1, 16, routed=False)),
+            *(CapsuleMap(2, 12, routed=False), CapsuleMap(3, 12)),
         ),
-        up=(CapsuleMap(4, 8, routed=False), CapsuleMap(4, 8), CapsuleMap(2, 12, routed=False)),
+        up=(CapsuleMap(1, 16, routed=False),) * 3,
         kernel=3,
         capsule_dim=8,
         iterations=2,

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
 from capsedge.runtime.images.inputs import Size
+from capsedge.serving.mask_outputs import mask_outputs
 from capsedge.serving.request_tensors import BYTES, array_of, encoded_images
 from capsedge.spec import limits
 
@@ -41,14 +42,18 @@ class PreparedRequest:
 
     Attributes:
         arrays: the model's inputs by name; images are prepared.
-        outputs: the names of the outputs to send.
-        choice: the requested labels; None if no predictions are requested.
+        outputs: the names of the model's outputs to send.
+        choice: how predictions are made; None if neither they nor masks are requested.
+        sends_predictions: whether the predictions are to be sent.
+        masks: the names of the masks to send.
         sizes: height and width of each encoded image, for masks; none for tensors.
     """
 
     arrays: Mapping[str, NDArray[Any]]
     outputs: tuple[str, ...]
     choice: PredictionOptions | None
+    sends_predictions: bool
+    masks: tuple[str, ...] = ()
     sizes: tuple[Size, ...] = ()
 
     def computed(self, session: Session) -> list[str]:
@@ -70,8 +75,13 @@ def read_request(request: InferRequest, session: Session) -> PreparedRequest:
             f"Its inputs have over {limits.REQUEST_VALUES:,} values.",
             "Send fewer images at a time.",
         )
-    choice = _choice(parameters, invert, session)
-    return PreparedRequest(arrays, _outputs(request, session, choice), choice, tuple(sizes))
+    named, masks = _named_outputs(request, session)
+    asked = TOP_K in parameters or THRESHOLD in parameters
+    sends_predictions = _truth(parameters, PREDICTIONS, asked and not masks)
+    choice = _choice(parameters, invert, session) if sends_predictions or masks else None
+    if not request.outputs and not sends_predictions:
+        named = tuple(port.name for port in session.outputs)
+    return PreparedRequest(arrays, named, choice, sends_predictions, masks, tuple(sizes))
 
 
 def _check_names(names: Sequence[str], session: Session) -> None:
@@ -123,18 +133,16 @@ def _prepared(
         raise UsageError(what, error.why, error.fix) from error
 
 
-def _outputs(
-    request: InferRequest, session: Session, choice: PredictionOptions | None
-) -> tuple[str, ...]:
-    """The tensors to send: the named ones; otherwise all, or none if predictions are sent."""
-    known = [port.name for port in session.outputs]
-    if not request.outputs:
-        return tuple(known) if choice is None else ()
+def _named_outputs(
+    request: InferRequest, session: Session
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The outputs that a request names: the model's own, and masks."""
+    own, masks = [port.name for port in session.outputs], mask_outputs(session)
     for output in request.outputs:
-        if output.name not in known:
+        if output.name not in own and output.name not in masks:
             raise UsageError(
                 f"The model has no output '{output.name[:80]}'.",
-                f"Its outputs: {', '.join(known)}.",
+                f"Its outputs: {', '.join([*own, *masks])}.",
             )
         if CLASSIFICATION in output.parameters:
             raise UsageError(
@@ -143,14 +151,11 @@ def _outputs(
                 f"Set the parameter '{PREDICTIONS}' of the request; the response then has labels "
                 "and scores.",
             )
-    return tuple(dict.fromkeys(output.name for output in request.outputs))
+    names = dict.fromkeys(output.name for output in request.outputs)
+    return tuple(n for n in names if n in own), tuple(n for n in names if n in masks)
 
 
-def _choice(
-    parameters: Mapping[str, Any], invert: bool, session: Session
-) -> PredictionOptions | None:
-    if not _truth(parameters, PREDICTIONS, TOP_K in parameters or THRESHOLD in parameters):
-        return None
+def _choice(parameters: Mapping[str, Any], invert: bool, session: Session) -> PredictionOptions:
     if session.metadata is None:
         raise UsageError("The model has no predictions.", "Its file does not describe its outputs.")
     top_k, threshold = parameters.get(TOP_K), _fraction(parameters.get(THRESHOLD))

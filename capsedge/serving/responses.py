@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
+import struct
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,12 +17,14 @@ from numpy.typing import NDArray
 from capsedge.errors import UsageError
 from capsedge.runtime.session.tensors import LARGEST, check_sizes_agree, checked_input
 from capsedge.serving import grpc_messages
-from capsedge.serving.request_tensors import DATATYPES, datatype_of
+from capsedge.serving.mask_outputs import described, masks_as
+from capsedge.serving.request_tensors import BYTES, DATATYPES, datatype_of
 from capsedge.serving.requests import PREDICTIONS, PreparedRequest
 from capsedge.spec import limits
 
 if TYPE_CHECKING:
     from capsedge.runtime.backends.backend import Port
+    from capsedge.runtime.session.predictions import Prediction
     from capsedge.runtime.session.session import Session
 
 
@@ -87,7 +91,7 @@ class InferResponse:
 
     Attributes:
         name, version: name and version of the model; the version may be empty.
-        outputs: the arrays by name, in row-major order.
+        outputs: the arrays by name, in row-major order; those of files hold bytes.
         parameters: parameters of the answer; the predictions are one.
         id: id of the request.
     """
@@ -109,25 +113,31 @@ def respond(
         name, version: name and version of the model.
     """
     outputs = {output: np.asarray(results[output], order="C") for output in request.outputs}
-    parameters = (
-        {} if request.choice is None else {PREDICTIONS: _predictions(session, request, results)}
-    )
+    parameters: dict[str, str] = {}
+    if request.choice is not None:
+        predictions = _predictions(session, request, results)
+        outputs |= masks_as(request.masks, predictions)
+        if request.sends_predictions:
+            parameters[PREDICTIONS] = _as_json(predictions, request.choice.top_k)
     return InferResponse(name, version, outputs, parameters)
 
 
-def _predictions(session: Session, request: PreparedRequest, outputs: Arrays) -> str:
+def _predictions(session: Session, request: PreparedRequest, outputs: Arrays) -> list[Prediction]:
+    choice = request.choice
+    assert choice is not None
+    images = request.arrays[session.inputs[0].name]
+    return session.roles.predictions(
+        images, outputs, choice.top_k, choice.threshold, choice.invert, request.sizes
+    )
+
+
+def _as_json(predictions: Sequence[Prediction], top_k: int | None) -> str:
     """Predictions as JSON, since a gRPC parameter is a string, an integer or a boolean.
 
     A request for the best few classes does not include the scores of all.
     """
-    choice = request.choice
-    assert choice is not None
-    images = request.arrays[session.inputs[0].name]
-    predictions = session.roles.predictions(
-        images, outputs, choice.top_k, choice.threshold, choice.invert, request.sizes
-    )
     documents = [prediction.to_dict() for prediction in predictions]
-    if choice.top_k is not None:
+    if top_k is not None:
         for document in documents:
             document.pop("scores", None)
     return json.dumps(documents, allow_nan=False)
@@ -152,7 +162,8 @@ def model_metadata(session: Session, name: str, version: str) -> dict[str, Any]:
         "platform": PLATFORM,
         "inputs": [_tensor(port, session, images) for port in session.inputs],
         "outputs": [
-            _tensor(port, session, _meaning(port.name, session)) for port in session.outputs
+            *(_tensor(port, session, _meaning(port.name, session)) for port in session.outputs),
+            *described(session),
         ],
         "parameters": _parameters_of(session),
     }
@@ -206,12 +217,13 @@ _CONTENTS = {
     "BOOL": "bool_contents", "FP32": "fp32_contents", "FP64": "fp64_contents",
     **{f"INT{bits}": "int_contents" for bits in (8, 16, 32)}, "INT64": "int64_contents",
     **{f"UINT{bits}": "uint_contents" for bits in (8, 16, 32)}, "UINT64": "uint64_contents",
+    BYTES: "bytes_contents",
 }  # fmt: skip
 
 
 def size_of(response: InferResponse) -> int:
     """The size in bytes of its tensors together with their encoding."""
-    return sum(array.nbytes + _WRITTEN * array.size for array in response.outputs.values())
+    return sum(_raw_size(array) + _WRITTEN * array.size for array in response.outputs.values())
 
 
 def to_http(response: InferResponse, raw: Collection[str] = ()) -> tuple[list[bytes], int | None]:
@@ -233,16 +245,16 @@ def to_http(response: InferResponse, raw: Collection[str] = ()) -> tuple[list[by
         about["parameters"] = response.parameters
     parts = [orjson.dumps(about)[:-1], b',"outputs":[']
     for number, (name, array) in enumerate(response.outputs.items()):
-        datatype = DATATYPES[str(array.dtype)]
-        tensor: dict[str, Any] = {"name": name, "shape": array.shape, "datatype": datatype}
+        tensor: dict[str, Any] = {"name": name, "shape": array.shape, "datatype": _type(array)}
         parts.append(b"," * (number > 0))
         if name in raw:
-            tensor["parameters"] = {"binary_data_size": array.nbytes}
+            tensor["parameters"] = {"binary_data_size": _raw_size(array)}
             parts.append(orjson.dumps(tensor))
             continue
         parts += [orjson.dumps(tensor)[:-1], b',"data":[']
         for at, piece in _pieces(array):
-            values = orjson.dumps(piece, option=orjson.OPT_SERIALIZE_NUMPY)
+            row = _as_base64(piece) if piece.dtype == object else piece
+            values = orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY)
             parts += [b"," * (at > 0), values[1:-1]]
         parts.append(b"]}")
     parts.append(b"]}")
@@ -251,9 +263,32 @@ def to_http(response: InferResponse, raw: Collection[str] = ()) -> tuple[list[by
     length = sum(map(len, parts))
     for name, array in response.outputs.items():
         if name in raw:
-            little = array.astype(array.dtype.newbyteorder("<"), copy=False)
-            parts += [piece.tobytes() for _, piece in _pieces(little)]
+            parts += _raw_parts(array)
     return parts, length
+
+
+def _type(array: NDArray[Any]) -> str:
+    return BYTES if array.dtype == object else DATATYPES[str(array.dtype)]
+
+
+def _as_base64(files: NDArray[Any]) -> list[str]:
+    return [base64.b64encode(file).decode() for file in files]
+
+
+def _raw_size(array: NDArray[Any]) -> int:
+    """The bytes of `_raw_parts`."""
+    return array.nbytes if array.dtype != object else sum(4 + len(file) for file in array)
+
+
+def _raw_parts(array: NDArray[Any]) -> Iterator[bytes]:
+    """An array as raw bytes, little-endian; files each after their length in four bytes."""
+    if array.dtype == object:
+        for file in array:
+            yield struct.pack("<I", len(file)) + file
+        return
+    little = array.astype(array.dtype.newbyteorder("<"), copy=False)
+    for _, piece in _pieces(little):
+        yield piece.tobytes()
 
 
 def _pieces(array: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
@@ -274,10 +309,10 @@ def to_grpc(response: InferResponse, raw: bool) -> bytes:
     )
     raw = raw or any(array.dtype == np.float16 for array in response.outputs.values())
     for name, array in response.outputs.items():
-        datatype = DATATYPES[str(array.dtype)]
+        datatype = _type(array)
         tensor = message.outputs.add(name=name, datatype=datatype, shape=array.shape)
         if raw:
-            message.raw_output_contents.append(array.tobytes())
+            message.raw_output_contents.append(b"".join(_raw_parts(array)))
             continue
         contents: Any = getattr(tensor.contents, _CONTENTS[datatype])
         for _, piece in _pieces(array):

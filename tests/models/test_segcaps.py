@@ -170,6 +170,10 @@ def test_quantize_is_judged_by_dice(place: Path):
     assert outcome["metric"] == "dice"
     assert 0 < outcome["accuracy_fp32"] < 1
     assert outcome["masks"]["mean_dice"] == outcome["accuracy"]
+    iou = command(
+        "quantize", place / "m.onnx", "-o", place / "iou.onnx", *words, "--overlap", "iou"
+    )
+    assert json.loads(iou.stdout)["outcome"]["metric"] == "iou"
     checked = command("verify", place / "int8.onnx", "--checkpoint", place / "m.safetensors")
     assert "Masks: " in checked.stdout
 

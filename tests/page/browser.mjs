@@ -233,6 +233,28 @@ const cases = {
     return { opened: opened.description, image, message, forgotten, advice };
   },
 
+  async masks() {
+    const page = await open();
+    const drawn = await last(page, () => strokes(page, [[[0.5, 0.2], [0.5, 0.8]]]));
+    await settled(page);
+    await drop(page, options.image, "photo.png");
+    await settled(page);
+    const found = await page.evaluate(([height, width]) => {
+      const { mask } = globalThis.replies.filter(({ name }) => name === "predict").at(-1).value;
+      const canvas = document.getElementById("draw");
+      const scale = canvas.width / Math.max(height, width);
+      const [left, top] = [(canvas.width - width * scale) / 2, (canvas.height - height * scale) / 2];
+      const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+      const middle = (k, start) => Math.floor(start + (k + 0.5) * scale);
+      const at = (y, x) => [...pixels.slice(4 * (middle(y, top) * canvas.width + middle(x, left))).slice(0, 3)];
+      const overlay = Array.from({ length: height }, (_, y) => Array.from({ length: width }, (_, x) => at(y, x)));
+      return { mask: [...mask.data], size: [mask.height, mask.width], overlay };
+    }, options.size);
+    const rows = await page.$$eval("#classes .value", (all) => all.map((row) => row.textContent));
+    const hidden = await page.$$eval("#picture, #fit-label", (all) => all.map((element) => element.hidden));
+    return { drawn: drawn.label, ...found, rows, hidden };
+  },
+
   async small() {
     const page = await open();
     await page.waitForFunction(() => document.getElementById("offline").textContent.includes("works offline"));

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +42,19 @@ def manifest_of(folder: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def server(folder: Path) -> Iterator[FolderServer]:
+    with served(folder) as running:
+        yield running
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[FolderServer]:
+    """The server of a deployed folder."""
     files = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
     with FolderServer(folder, files) as running:
         thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
-        yield running
-        running.shutdown()
-        thread.join()
+        try:
+            yield running
+        finally:
+            running.shutdown()
+            thread.join()

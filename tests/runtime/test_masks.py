@@ -200,8 +200,11 @@ def test_run_lengths_are_read_back():
     assert np.array_equal(bits.reshape(11, 17).T, chosen)
 
 
+@pytest.mark.filterwarnings("ignore:__array__:DeprecationWarning")  # of pycocotools
 def test_pycocotools_reads_the_run_lengths():
-    coco = pytest.importorskip("pycocotools.mask")
+    coco = pytest.importorskip(
+        "pycocotools.mask", reason="pip install pycocotools (a dev dependency)"
+    )
     chosen = np.random.default_rng(6).random((17, 11)) < 0.4
     assert np.array_equal(coco.decode(coco.frPyObjects(run_lengths(chosen), 17, 11)), chosen)
 

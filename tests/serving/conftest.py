@@ -27,6 +27,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "angles": models.regression(folder),
         "two": models.two_inputs(folder),
         "cascade": models.cascade_file(folder),
+        "maps": models.segmentation(folder),
     }
 
 

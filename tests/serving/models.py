@@ -8,10 +8,11 @@ from onnx import TensorProto, helper
 
 from capsedge.optimization.cascade import cascade
 from capsedge.optimization.cascade_options import CascadeOptions
-from capsedge.runtime.metadata.metadata import Outputs
+from capsedge.runtime.metadata.metadata import Outputs, Preprocessing
+from capsedge.spec.vocabularies import SEGMENTATION
 from tests.conftest import ROOT
 from tests.optimization.cascades import pair, pixels
-from tests.runtime.models import capsule_model, foreign_model, metadata, save
+from tests.runtime.models import capsule_model, foreign_model, metadata, save, segmentation_model
 
 DIGITS = ROOT / "capsedge/zoo/digits-dynamic.onnx"
 
@@ -24,6 +25,17 @@ def regression(folder: Path) -> Path:
     said = metadata(task="regression", class_names=(), outputs=declared, routing="", iterations=0)
     model = foreign_model({"yaw": [1], "tilt": [2]}, properties=said.to_properties())
     return save(model, folder / "angles.onnx")
+
+
+def segmentation(folder: Path) -> Path:
+    """Three maps of logits of an image of 8x12."""
+    said = metadata(
+        architecture="", configuration={}, routing="", iterations=0, task=SEGMENTATION,
+        class_names=("road", "tree", "sky"), preprocessing=Preprocessing(8, 12, 1),
+        outputs=Outputs(scores="mask", kind="logits"),
+    )  # fmt: skip
+    model = segmentation_model((3, 8, 12), properties=said.to_properties())
+    return save(model, folder / "maps.onnx")
 
 
 def two_inputs(folder: Path) -> Path:

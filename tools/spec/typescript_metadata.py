@@ -73,6 +73,7 @@ def page() -> str:
         f"export const MANIFEST_SCHEMA = {MANIFEST_SCHEMA};\n"
         f'export const PAGE_RUNTIME = "{PAGE_RUNTIME}"; // folder of ONNX Runtime for WebAssembly\n'
         f"export const CONFIDENT = {CONFIDENT}; // a score from which a class applies\n"
+        f"export const UNKNOWN = {UNKNOWN}; // in a mask: a pixel that the network did not see\n"
     )
 
 

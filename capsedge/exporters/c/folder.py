@@ -13,6 +13,7 @@ import numpy as np
 
 from capsedge.errors import ArtefactError, CapsedgeError, UsageError
 from capsedge.exporters.c import naming
+from capsedge.exporters.c.example import example
 from capsedge.exporters.c.fit import code_bound, layer_table
 from capsedge.exporters.c.folder_report import FolderReport, LayerRow
 from capsedge.exporters.c.measurement import MeasuredC
@@ -52,7 +53,7 @@ def contents(
     """
     description = describe(lib, metadata, file, data)
     others = (
-        _example(lib), _cmake(lib), _readme(lib, description), _arduino(lib), _platformio(lib),
+        example(lib, metadata), _cmake(lib), _readme(lib, description), _arduino(lib), _platformio(lib),
         _component(lib), _zephyr_module(lib), _zephyr_cmake(lib), _zephyr_options(lib),
     )  # fmt: skip
     texts = {
@@ -252,51 +253,6 @@ def describe(
         "products": sum(row["products"] for row in table),
         "layers": table,
     }
-
-
-# --- The example ---
-
-
-def _example(lib: Library) -> str:
-    n, u = lib.name, lib.upper
-    first = lib.outputs[0] if lib.outputs else None
-    lines = [
-        "/* An image of zeros through the network, and its results. A camera would fill the pixels. */",
-        "#ifndef ARDUINO /* whose sketches have setup() and loop() */",
-        "#include <stdio.h>",
-        "",
-        f'#include "{n}.h"',
-        "",
-        "#if defined(__GNUC__)",
-        "__attribute__((aligned(16)))",
-        "#endif",
-        f"static uint8_t arena[{u}_ARENA_BYTES];",
-        f"static float input[{u}_INPUT_SIZE];",
-    ]
-    if lib.preprocessing is not None:
-        size = "*".join(str(v) for v in lib.image or ())
-        lines.append(f"static uint8_t pixels[{size}];")
-    lines += [f"static float out_{o.field}[{u}_{o.field.upper()}_SIZE];" for o in lib.outputs]
-    lines += [
-        "",
-        "int main(void) {",
-        f"  {n}_outputs outputs = {{{', '.join(f'out_{o.field}' for o in lib.outputs)}}};",
-    ]
-    if first is not None:
-        lines.append("  int k;")
-    if lib.preprocessing is not None:
-        lines.append(f"  {n}_prepare(pixels, input);")
-    lines.append(f"  {n}_run(arena, input, &outputs);")
-    if first is not None and lib.labels and first.size == len(lib.labels):
-        lines.append(
-            f"  for (k = 0; k < {u}_CLASSES; k++)\n"
-            f'    printf("%s %g\\n", {n}_labels[k], (double)out_{first.field}[k]);'
-        )
-    elif first is not None:
-        lines.append(
-            f'  for (k = 0; k < {first.size}; k++) printf("%g\\n", (double)out_{first.field}[k]);'
-        )
-    return "\n".join([*lines, "  return 0;", "}", "#endif", ""])
 
 
 # --- Build systems ---

@@ -8,6 +8,7 @@ import { Camera } from "./ui/camera.js";
 import { Classes } from "./ui/classes.js";
 import { byId, decimal, make } from "./ui/dom.js";
 import { hideProblem, showProblem } from "./ui/message.js";
+import { areasOf, maskPicture, percent } from "./ui/mask.js";
 import { Pad } from "./ui/pad.js";
 import { Pictures, type Reconstruction } from "./ui/pictures.js";
 import { Routing } from "./ui/routing.js";
@@ -17,7 +18,7 @@ import { Stages } from "./ui/stages.js";
 import { statusOf } from "./ui/status.js";
 
 const LARGEST = 512; // side length of the camera's pictures, in pixels
-const SAID = 4; // maximum number of classes or values announced to screen readers
+const SAID = 4; // maximum number of classes, values or areas announced to screen readers
 
 export class Play {
   private readonly pad = new Pad((ended) => this.drawn(ended));
@@ -113,12 +114,13 @@ export class Play {
     const missing = ["This file cannot draw what its capsules hold: its network was trained without a decoder, or it was exported without ", make("code", {}, "--with reconstruction"), "."];
     byId("picture-note").replaceChildren(...(model.description.hasDecoder ? ["What the decoder makes of a capsule. Turn its dimensions."] : missing));
     const colour = model.description.preprocessing?.channels === 3;
-    byId("fit-label").hidden = colour;
+    byId("fit-label").hidden = colour || this.segments; // a mask lies where the drawing is
     byId("draw-title").textContent = colour ? "Show" : "Draw";
     byId("hint-subject").textContent = colour ? "Use the camera, or drop a photograph." : "Draw a digit, or two over each other.";
     for (const kind of ["digits", "photographs"]) byId(kind).hidden = (kind === "photographs") !== colour;
+    byId("picture").hidden = this.segments;
     this.stages.show("decode", null);
-    this.pad.draw();
+    this.pad.lay(null);
   }
 
   /** Called after every change of the drawing. */
@@ -146,11 +148,16 @@ export class Play {
     }
   }
 
+  /** Whether the model's answers are masks. */
+  private get segments(): boolean {
+    return this.model?.description.task === "segmentation";
+  }
+
   private pixels(): PageImage | null {
     const p = this.model?.description.preprocessing;
     if (!p) return null;
     if (this.image) return this.image;
-    return this.pad.pixels(p.height, p.width, this.centre.checked && p.channels === 1, this.invert.checked);
+    return this.pad.pixels(p.height, p.width, this.centre.checked && p.channels === 1 && !this.segments, this.invert.checked);
   }
 
   private async predictNow(): Promise<void> {
@@ -177,6 +184,11 @@ export class Play {
     this.announce(prediction);
     if (this.model.description.task === "regression") {
       this.classes.values(prediction);
+      return;
+    }
+    if (prediction.mask) {
+      this.classes.areas(areasOf(prediction.mask, this.model.description));
+      this.pad.lay(this.pad.empty ? null : maskPicture(prediction.mask));
       return;
     }
     const best = prediction.ranking[0]?.index ?? 0;
@@ -218,7 +230,9 @@ export class Play {
     const there = prediction.ranking.filter(({ score }, k) => k === 0 || score >= CONFIDENT);
     const classes = there.map(({ label, score }) => `${label}, ${decimal(score)}`);
     const values = prediction.values.map(({ name, value, unit }) => `${name}, ${Number(value.toPrecision(4))} ${unit}`);
-    const said = [...classes, ...values].slice(0, SAID).join("; ");
+    const areas = prediction.mask && this.model ? areasOf(prediction.mask, this.model.description) : [];
+    const shares = areas.map(({ label, share }) => `${label}, ${percent(share)}`);
+    const said = [...classes, ...values, ...shares].slice(0, SAID).join("; ");
     byId("live").textContent = `${prediction.atypical ? adviceOn(prediction, this.inverted) : ""} ${said}`.trim();
   }
 

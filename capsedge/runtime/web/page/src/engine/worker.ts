@@ -21,8 +21,9 @@ const calls: Calls = {
 
   async predict(image, invert) {
     const current = open();
+    const { task, labels } = current.description;
     const trace = current.description.trace !== null;
-    const top = current.description.labels.length;
+    const top = task === "segmentation" ? 0 : labels.length;
     return current.predict(image, { invert, trace, ...(top > 0 && { top }) });
   },
 

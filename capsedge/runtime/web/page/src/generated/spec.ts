@@ -3,3 +3,4 @@ export const MANIFEST = "capsedge.json";
 export const MANIFEST_SCHEMA = 1;
 export const PAGE_RUNTIME = "runtime/"; // folder of ONNX Runtime for WebAssembly
 export const CONFIDENT = 0.5; // a score from which a class applies
+export const UNKNOWN = 255; // in a mask: a pixel that the network did not see

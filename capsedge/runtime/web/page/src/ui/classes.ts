@@ -2,6 +2,7 @@
 import type { Prediction, Description } from "capsedge";
 import { CONFIDENT } from "../generated/spec.js";
 import { byId, decimal, make } from "./dom.js";
+import { percent, type Area } from "./mask.js";
 
 const MOST = 12; // maximum number of classes shown, best first
 
@@ -30,7 +31,7 @@ export class Classes {
 
   /** Create the lines for a model. */
   reset(description: Description): void {
-    const count = Math.min(description.labels.length, MOST);
+    const count = description.task === "segmentation" ? 0 : Math.min(description.labels.length, MOST);
     this.lines = Array.from({ length: count }, makeLine);
     this.shown = this.lines.map((_, k) => k);
     this.list.replaceChildren(...this.lines.map(({ radio }) => radio.parentElement as HTMLElement));
@@ -38,7 +39,7 @@ export class Classes {
     const length = description.routing === "em" ? "activation" : "length";
     const kind = description.scoreKind === "length" ? `The ${length} of each class capsule.` : "The probability of each class.";
     const few = description.labels.length > count ? ` The best ${count} of ${description.labels.length}.` : "";
-    this.note.textContent = description.labels.length ? kind + few : "";
+    this.note.textContent = count ? kind + few : "";
   }
 
   /** Show an answer and the chosen class. */
@@ -64,6 +65,18 @@ export class Classes {
     );
     this.list.replaceChildren(...rows);
     this.note.textContent = "What the network estimates.";
+  }
+
+  /** Show how much of the image each class covers, in its colour. */
+  areas(areas: readonly Area[]): void {
+    const rows = areas.slice(0, MOST).map(({ label, share, colour }) => {
+      const swatch = make("span", { className: "swatch" });
+      swatch.style.background = `rgb(${colour.join(" ")})`;
+      return make("p", { className: "value" }, swatch, make("span", {}, label), make("b", {}, percent(share)));
+    });
+    this.list.replaceChildren(...rows);
+    const few = areas.length > MOST ? ` The largest ${MOST} of ${areas.length}.` : "";
+    this.note.textContent = `The share of each class.${few}`;
   }
 }
 

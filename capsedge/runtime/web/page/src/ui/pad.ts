@@ -13,6 +13,7 @@ export class Pad {
   private readonly running = new Map<number, Stroke>();
   private image: ImageBitmap | null = null;
   private negative = false;
+  private mask: OffscreenCanvas | null = null;
 
   constructor(private readonly changed: (ended: boolean) => void) {
     this.canvas.addEventListener("pointerdown", (event) => this.begin(event));
@@ -47,8 +48,16 @@ export class Pad {
   show(image: ImageBitmap | null, negative = false): void {
     if (image) this.strokes.length = 0;
     this.negative = negative;
+    // A mask stays over the camera's next picture until that one's is there.
+    if (image?.width !== this.image?.width || image?.height !== this.image?.height) this.mask = null;
     if (this.image !== image) this.image?.close();
     this.image = image;
+    this.draw();
+  }
+
+  /** Lay the picture of a mask over the image or the drawing; null takes it away. */
+  lay(mask: OffscreenCanvas | null): void {
+    this.mask = mask;
     this.draw();
   }
 
@@ -82,6 +91,7 @@ export class Pad {
     if (this.image) drawImage(context, this.image, pixels);
     context.filter = "none";
     drawStrokes(context, this.strokes, pixels, pixels, getComputedStyle(this.canvas).color);
+    if (this.mask) drawImage(context, this.mask, pixels);
     this.hint.hidden = !this.empty;
   }
 
@@ -117,7 +127,7 @@ export class Pad {
 }
 
 /** Draw an image as large as the pad allows; the pixels of a small one stay visible. */
-function drawImage(context: CanvasRenderingContext2D, image: ImageBitmap, side: number): void {
+function drawImage(context: CanvasRenderingContext2D, image: ImageBitmap | OffscreenCanvas, side: number): void {
   const scale = Math.min(side / image.width, side / image.height);
   const [width, height] = [image.width * scale, image.height * scale];
   context.imageSmoothingEnabled = scale < 2;

@@ -1,0 +1,45 @@
+"""A segmentation on the page, in Chromium: its mask is Python's, and lies over the image."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import capsedge
+from tests.page import browser
+from tests.page.browser import play
+from tests.page.conftest import served
+from tests.serving.models import segmentation
+
+pytestmark = pytest.mark.slow
+
+SIZE = (9, 14)  # of the image; the network's input has 8x12
+
+
+def test_the_mask_lies_over_the_image(tmp_path: Path) -> None:
+    if reason := browser.missing():
+        pytest.skip(reason)
+    model, image = segmentation(tmp_path), tmp_path / "photo.png"
+    pixels = np.random.default_rng(1).integers(0, 256, (*SIZE, 3), np.uint8)
+    Image.fromarray(pixels).save(image)
+    capsedge.deploy_web([str(model)], tmp_path / "page")
+    with served(tmp_path / "page") as server:
+        server.files["/photo.png"] = image
+        seen = play("masks", server.url, image="photo.png", size=SIZE)
+    with capsedge.load(model) as session:
+        (found,) = session.predict(image)
+    assert found.mask is not None
+    assert seen["drawn"] is None
+    assert seen["size"] == list(SIZE)
+    assert np.array_equal(np.reshape(seen["mask"], SIZE), found.mask)
+    # Half the colours of the mask, but for the rounding of the canvas.
+    np.testing.assert_allclose(seen["overlay"], found.overlay(image), atol=2)
+    largest = sorted(found.areas, key=lambda area: -area.pixels)
+    assert len({area.pixels for area in largest}) == len(largest)
+    assert seen["rows"] == [
+        f"{area.name}{100 * area.share:.1f} %" for area in largest if area.pixels
+    ]
+    assert seen["hidden"] == [True, True]
