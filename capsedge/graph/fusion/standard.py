@@ -213,6 +213,7 @@ def emit_standard(graph: Values, match: DynamicMatch, tag: str) -> tuple[Edit, f
     kind = match.kind
     if (
         match.per_image
+        or match.roles.parents
         or kind.leaky
         or kind.batch_mean
         or kind.normalize
