@@ -125,7 +125,7 @@ def emit_dynamic(
         NoMatch: no operator computes the same.
     """
     form = expressed(match, graph.batch, graph.free)
-    _check(graph, match, form)
+    check_expressed(graph, match, form)
     edit = Edit(graph, tag)
     if vote_source is None:
         operator, v = _over_votes(edit, match, form)
@@ -140,7 +140,12 @@ def emit_dynamic(
     return EmittedDynamic(edit, operator, notes)
 
 
-def _check(graph: Values, match: DynamicMatch, form: Expressed) -> None:
+def check_expressed(graph: Values, match: DynamicMatch, form: Expressed) -> None:
+    """Compare what the operators compute with the original, if it is another kind.
+
+    Raises:
+        NoMatch: it differs.
+    """
     if form.kind == match.kind:
         return
 
