@@ -329,6 +329,8 @@ def traced_graph(
 
 def _without_operators(not_fused: FusionReport) -> UnsupportedModelError:
     reasons = [f"{each.tensor}: {each.reason}" for each in not_fused.not_fused]
+    # What is in standard operators of another form has its reason there.
+    reasons += [f"{each.tensor}: {note}" for each in not_fused.fused for note in each.notes]
     return UnsupportedModelError(
         "The routing of this network cannot be traced.",
         "None of it was recognized as a capsule operator, whose iterations are known"

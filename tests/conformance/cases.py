@@ -326,6 +326,18 @@ def _votes_cases() -> Iterator[Case]:
         yield case(3, 9, 4, 8, 1 + number % 3, of_all=True, history="priors", **settings)
     yield case(5, 70, 5, 16, of_all=True, history="masked")
     yield case(2, 1, 3, 5, of_all=True, history="nan")
+    # Every remainder of the parents, children and elements that fill vectors; several parts of the children.
+    small = ((1, 2, 3), (16, 3, 16), (17, 6, 20), (33, 7, 1))
+    large = ((50, 4, 16), (64, 9, 40), (130, 5, 33), (200, 4, 48))
+    for (number, (i, j, p)), over in itertools.product(enumerate((*small, *large)), (0, 1)):
+        n, history = 1 + 4 * (number % 2), ("", "masked", "where", "weights")[(number + over) % 4]
+        yield case(n, i, j, p, of_all=True, history=history, over_children=over)
+    for over, kind in itertools.product((0, 1), ("zeros", "tiny", "ties", "huge", "saturated")):
+        yield case(2, 50, 4, 16, kind=kind, of_all=True, over_children=over)
+    yield case(3, 70, 5, 16, 2, of_all=True, history="nan", leaky=1)
+    yield case(2, 20, 3, 16, 1, of_all=True, prior=0, over_children=1)
+    yield case(0, 50, 4, 16, of_all=True, history="where", over_children=1)
+    yield case(64, 50, 4, 16, of_all=True, history="where", over_children=1, heavy=True)
     for history, over in itertools.product(_HISTORIES, (0, 1)):
         if not over or history != "nan":
             yield case(5, 9, 4, 8, history=history, over_children=over)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container
 from dataclasses import dataclass
+from itertools import combinations
 
 import onnx
 
@@ -187,7 +189,8 @@ def find_candidates(graph: Values) -> list[Candidate]:
 def _vote_candidates(graph: Values, softmax: Softmax) -> list[str]:
     """Ancestors that have elements for each coupling and are read by at least two nodes around the softmax.
 
-    Those with only one element for each come last: they are more likely to be logits.
+    Those with only one element for each come later: they are more likely to be logits. Last are those that
+    may be votes of all parents.
     """
     size = graph.sizes[softmax.name]
     leaky = size // softmax.axis * (softmax.axis - 1)
@@ -200,10 +203,19 @@ def _vote_candidates(graph: Values, softmax: Softmax) -> list[str]:
         if len(squeezed(graph.shapes[name])) < 3:
             continue
         fits = votes >= size and votes % size == 0
-        if not fits and not (leaky and votes >= leaky and votes % leaky == 0):
+        fits |= leaky > 0 and votes >= leaky and votes % leaky == 0
+        if not fits and not _may_be_of_all(graph.shapes[name], graph.shapes[softmax.name]):
             continue
         # What reads it for other softmaxes, as other streams read their parts of a layer, does not count.
         readers = sum(not around.isdisjoint(node.output) for node in graph.users(name))
         if readers >= 2:
-            ranked.append((votes <= size, distance - 3 * readers, name))
+            ranked.append((not fits, votes <= size, distance - 3 * readers, name))
     return [name for *_, name in sorted(ranked)[:_LOOKED_AT]]
+
+
+def _may_be_of_all(votes: tuple[int, ...], couplings: tuple[int, ...]) -> bool:
+    """Whether votes ``[n, i, p]`` may be those of all parents of couplings ``[n, j, i]``, in any order."""
+    votes, couplings = squeezed(votes), squeezed(couplings)
+    if len(votes) != 3 or len(couplings) != 3:
+        return False
+    return any(not Counter(pair) - Counter(votes) for pair in combinations(couplings, 2))

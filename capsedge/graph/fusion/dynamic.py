@@ -38,6 +38,7 @@ from capsedge.graph.fusion.layouts import (
     grouped_layouts,
     layouts,
     result_roles,
+    shared_layouts,
     vote_layouts,
 )
 from capsedge.graph.fusion.per_image import (
@@ -108,7 +109,7 @@ def fit_dynamic(graph: Values, votes: str, softmaxes: list[Softmax]) -> DynamicM
         except NoMatch as reason:
             first = first or reason
             continue
-        for roles in (_single, _grouped):
+        for roles in (_single, _shared, _grouped):
             try:
                 return search.fitted(roles)
             except NoMatch as reason:
@@ -301,6 +302,12 @@ def _single(graph: Values, votes: str, last: Softmax) -> Iterator[tuple[Layout, 
             for over, count in overs.items():
                 if count == axis:
                     yield roles, Dynamic(over=over, leaky=leaky)
+
+
+def _shared(graph: Values, votes: str, last: Softmax) -> Iterator[tuple[Layout, Dynamic]]:
+    """Like ``_single``, with votes that all parents share (MIND)."""
+    found = shared_layouts(graph.shapes[votes], graph.batch, graph.sizes[last.name], last.axis)
+    yield from ((roles, Dynamic(over=over)) for roles, over in found)
 
 
 def _grouped(graph: Values, votes: str, last: Softmax) -> Iterator[tuple[Layout, Dynamic]]:

@@ -125,7 +125,7 @@ def emit_dynamic(
         NoMatch: no operator computes the same.
     """
     form = expressed(match, graph.batch, graph.free)
-    _check(graph, match, form)
+    check_expressed(graph, match, form)
     edit = Edit(graph, tag)
     if vote_source is None:
         operator, v = _over_votes(edit, match, form)
@@ -140,7 +140,12 @@ def emit_dynamic(
     return EmittedDynamic(edit, operator, notes)
 
 
-def _check(graph: Values, match: DynamicMatch, form: Expressed) -> None:
+def check_expressed(graph: Values, match: DynamicMatch, form: Expressed) -> None:
+    """Compare what the operators compute with the original, if it is another kind.
+
+    Raises:
+        NoMatch: it differs.
+    """
     if form.kind == match.kind:
         return
 
@@ -181,14 +186,16 @@ def _attributes(kind: Dynamic) -> dict[str, Any]:
 
 def _over_votes(edit: Edit, match: DynamicMatch, form: Expressed) -> tuple[str, str]:
     n, j, i, p = match.roles.sizes
-    votes = edit.read(match.votes, _children_first(match.roles), (n, i, j, p))
+    own = match.roles.stored.sizes[1]  # parents that have votes of their own
+    shape = (n, i, own, p)
+    votes = edit.read(match.votes, _children_first(match.roles.stored), shape)
     if form.gain != 1:
         gain = edit.constant(np.array(form.gain), "gain")
-        votes = edit.describe(edit.op("Mul", [votes, gain]), (n, i, j, p))
+        votes = edit.describe(edit.op("Mul", [votes, gain]), shape)
     prior = np.broadcast_to(form.kind.prior, (j, i)).T
     bias = np.broadcast_to(form.kind.bias, (j, p))
     inputs = [votes, edit.constant(prior, "log_prior"), edit.constant(bias, "bias")]
-    inputs += _per_image_inputs(edit, match.per_image, (n, i, j), None)
+    inputs += _per_image_inputs(edit, match.per_image, (n, i, j), None, shared=own < j)
     (v,) = edit.capsule("VoteRouting", inputs, **_attributes(form.kind))
     return "VoteRouting", v
 
@@ -220,11 +227,11 @@ def _over_capsules(
     ]
     if j > 1 and constant is None and (weight == weight[:1, :1]).all():
         # One matrix for all children and parents (MIND): one product, whose votes all parents share.
-        votes = edit.op("MatMul", [u, edit.constant(weight[0, 0].T, "weight")])
+        matrix = weight[0, 0].T
+        identity = np.array_equal(matrix, np.eye(p))  # the file has the product, and repeats it
+        votes = u if identity else edit.op("MatMul", [u, edit.constant(matrix, "weight")])
         votes = edit.describe(edit.reshape(votes, (n, i, 1, p), 0), (n, i, 1, p))
-        others = _per_image_inputs(edit, match.per_image, (n, i, j), at)
-        # The TensorRT plugin supports neither shared votes nor this input; TensorRT then runs the body.
-        others = others or [edit.constant(np.zeros((1, 1, 1)), "image_prior")]
+        others = _per_image_inputs(edit, match.per_image, (n, i, j), at, shared=True)
         (v,) = edit.capsule("VoteRouting", [votes, *numbers, *others], **_attributes(form.kind))
         return "VoteRouting", v
     shared = (weight == weight[:1]).all() and (constant is None or (constant == constant[:1]).all())
@@ -248,13 +255,20 @@ def _over_capsules(
 
 
 def _per_image_inputs(
-    edit: Edit, per_image: tuple[PerImage, ...], sizes: tuple[int, int, int], at: Array | None
+    edit: Edit,
+    per_image: tuple[PerImage, ...],
+    sizes: tuple[int, int, int],
+    at: Array | None,
+    *,
+    shared: bool = False,
 ) -> list[str]:
     """The inputs ``image_prior`` and ``mask``, where present.
 
     Args:
         sizes: the sizes n, i and j.
         at: for each child of the operator, the child in the votes; None if the orders are the same.
+        shared: whether all parents share the votes. The TensorRT plugin supports neither that nor these
+            inputs, so there is always one, and TensorRT runs the body.
     """
     n, i, j = sizes
     made: dict[bool, str] = {}
@@ -268,7 +282,7 @@ def _per_image_inputs(
         if each.prior in made:
             x = edit.op("Add" if each.prior else "Mul", [made[each.prior], x])
         made[each.prior] = x
-    if not made:
+    if not made and not shared:
         return []
     prior = made.get(True) or edit.constant(np.zeros((1, 1, 1)), "image_prior")
     return [prior, *([made[False]] if False in made else [])]

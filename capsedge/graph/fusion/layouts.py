@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -25,6 +25,7 @@ class Layout:
         order: for each axis of the roles, the corresponding axis of the view.
         groups: number of axes of each role.
         batch: position in the view of the axis that counts images, or None.
+        parents: number of parents that share the votes, which then have no axis for them; 0 if they have one.
     """
 
     shape: tuple[int, ...]
@@ -32,6 +33,7 @@ class Layout:
     order: tuple[int, ...]
     groups: tuple[int, ...]
     batch: int | None = None
+    parents: int = 0
 
     @cached_property
     def axes(self) -> tuple[int, ...]:
@@ -45,16 +47,26 @@ class Layout:
         for count in self.groups:
             found.append(math.prod(self.axes[at : at + count]))
             at += count
+        if self.parents:
+            found[1] = self.parents
         return tuple(found)
+
+    @property
+    def stored(self) -> Layout:
+        """The layout of what is stored: of shared votes, those of one parent."""
+        return replace(self, parents=0)
 
     def part(self, role: int) -> tuple[int, ...]:
         """Sizes of the axes of one role."""
+        if role == 1 and self.parents:
+            return (self.parents,)
         at = sum(self.groups[:role])
         return self.axes[at : at + self.groups[role]]
 
     def read(self, x: Array) -> Array:
         """The tensor with one axis per role."""
-        return x.reshape(self.view).transpose(self.order).reshape(self.sizes)
+        found = x.reshape(self.view).transpose(self.order).reshape(self.stored.sizes)
+        return np.broadcast_to(found, self.sizes) if self.parents else found
 
     def rows(self, x: Array, at: tuple[Array, Array] | None = None) -> Array:
         """Votes ``[n, j, i, p]`` as rows with the elements of all parents: ``[n·i, j·p]``.
@@ -92,7 +104,8 @@ class Layout:
         return x.reshape(self.view).transpose([self.order[k] for k in axes])
 
     def write(self, roles: Array) -> Array:
-        """The tensor with the given roles."""
+        """The tensor with the given roles; of shared votes, those of the first parent."""
+        roles = roles[:, :1] if self.parents else roles
         back = np.argsort(self.order)
         return roles.reshape(self.axes).transpose(back).reshape(self.shape)
 
@@ -147,6 +160,28 @@ def vote_layouts(
                         )
         found.sort(key=lambda f: f.groups[0])
         yield from found
+
+
+def shared_layouts(
+    shape: tuple[int, ...], batch: int, couplings: int, softmax: int
+) -> Iterator[tuple[Layout, str]]:
+    """Every layout in which votes ``[n, i, p]`` may be those of all parents, and what the softmax runs over.
+
+    Args:
+        couplings: their number; they have an axis for the parents.
+        softmax: number of elements the softmax runs over.
+    """
+    view = squeezed(shape)
+    if batch == 1 or len(view) != 3:
+        return
+    for start in (k for k in range(3) if view[k] == batch):
+        for i, p in itertools.permutations([k for k in range(3) if k != start]):
+            parents, rest = divmod(couplings, batch * view[i])
+            if rest or parents < 2:
+                continue
+            layout = Layout(shape, view, (start, i, p), (1, 0, 1, 1), start, parents)
+            sizes = {"j": parents, "i": view[i]}
+            yield from ((layout, over) for over, count in sizes.items() if count == softmax)
 
 
 def grouped_layouts(

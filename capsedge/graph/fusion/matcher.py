@@ -21,6 +21,7 @@ from capsedge.graph.fusion.edit import Edit, splice
 from capsedge.graph.fusion.em import emit_em, fit_em
 from capsedge.graph.fusion.emit_dynamic import emit_dynamic
 from capsedge.graph.fusion.grids import Children
+from capsedge.graph.fusion.layouts import Layout
 from capsedge.graph.fusion.self_attention import emit_self_attention, fit_self_attention
 from capsedge.graph.fusion.self_routing import described as self_routing_sizes
 from capsedge.graph.fusion.self_routing import emit_self_routing, fit_logits, fit_sum
@@ -300,7 +301,10 @@ def _dynamic(
     """Dynamic routing over votes of capsules; matches are first appended to ``fitted``."""
     match = fit_dynamic(graph, votes, softmaxes)
     fitted.append(match)
-    return _emit_dynamic(graph, match, dynamic_vote_source(graph, votes, match.roles), number)
+    # The file already has one product for votes that it does not repeat for every parent.
+    shared = match.roles.parents > 0
+    vote_source = None if shared else dynamic_vote_source(graph, votes, match.roles)
+    return _emit_dynamic(graph, match, vote_source, number)
 
 
 def _emit_dynamic(
@@ -308,9 +312,9 @@ def _emit_dynamic(
 ) -> Replacement:
     written = emit_dynamic(graph, match, vote_source, f"routing_{number}")
     kind = match.kind
-    _, j, i, p = match.roles.sizes
+    _, j, _, p = match.roles.sizes
     parameters = {
-        "children": f"{i}, votes given" if vote_source is None else f"{i} of {vote_source.depth}",
+        "children": _children(match.roles, vote_source),
         "parents": f"{j} of {p}",
         "iterations": str(kind.iterations),
         "epsilon": f"{kind.epsilon:.3g}",
@@ -335,6 +339,12 @@ def _emit_dynamic(
         values["vote bias"] = "of the file" if vote_source.constant is not None else ""
     parameters |= {name: text for name, text in values.items() if text}
     return written.edit, FusedOperator(written.operator, match.result, parameters, written.notes)
+
+
+def _children(roles: Layout, vote_source: VoteSource | None) -> str:
+    if vote_source is not None:
+        return f"{roles.sizes[2]} of {vote_source.depth}"
+    return f"{roles.sizes[2]}, votes {'of all parents' if roles.parents else 'given'}"
 
 
 def _squash(form: str, axis: str) -> str:

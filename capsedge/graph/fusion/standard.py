@@ -12,30 +12,72 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 import onnx
 
+from capsedge.graph.functions import attach_functions
 from capsedge.graph.fusion import NoMatch
 from capsedge.graph.fusion.dynamic import DynamicMatch
 from capsedge.graph.fusion.edit import Edit, splice
+from capsedge.graph.fusion.emit_dynamic import (
+    MOST_ADDED,
+    STAND_IN,
+    Expressed,
+    check_expressed,
+    read_children,
+)
 from capsedge.graph.fusion.formulas import Dynamic
 from capsedge.graph.fusion.layouts import Layout
 from capsedge.graph.fusion.values import Array, Values
+from capsedge.graph.fusion.votes import VoteSource, dynamic_vote_source, order_of
 
 # --- Writing: a matrix product, or elementwise products, for each weighted sum ---
 
 
-def emit_standard_routing(edit: Edit, votes: str, roles: Layout, kind: Dynamic) -> str:
-    """The parents ``[n, j, p]`` of votes given as a tensor of the graph."""
+def emit_standard_routing(
+    edit: Edit, votes: str, roles: Layout, kind: Dynamic, vote_source: VoteSource | None = None
+) -> str:
+    """The parents ``[n, j, p]``, in any shape, of votes given as a tensor of the graph.
+
+    Args:
+        vote_source: the source of the votes, to compute them in another order; None to read them.
+    """
     form: _Form = (_Elements if roles.sizes[3] == 1 else _Products)(edit, roles.sizes, kind)
-    return form.route(edit.read(votes, roles, form.votes_shape))
+    made = None if vote_source is None else _product_of_children(edit, roles, kind, vote_source)
+    v = form.route(made or edit.read(votes, roles, form.votes_shape))
+    return form.viewed.get(v, v)
+
+
+def _product_of_children(
+    edit: Edit, roles: Layout, kind: Dynamic, vote_source: VoteSource
+) -> str | None:
+    """Votes ``[n, j, i]`` as one matrix product of all images for each child, whose votes end up last.
+
+    None where that is no better, as with one weight for all children, or where children would change places.
+    """
+    n, j, i, p = roles.sizes
+    weight = vote_source.weight[:, :, 0]
+    if p > 1 or n != edit.graph.batch or vote_source.constant is not None:
+        return None
+    order = order_of(vote_source.index)
+    moved = order is not None and (order != np.arange(i)).any()
+    if (weight == weight[:, :1]).all() or (moved and kind.prior.any()):
+        return None
+    u, at = read_children(edit, vote_source, (n, i))
+    weight = weight if at is None else weight[:, at]
+    stored = edit.constant(weight.transpose(1, 2, 0), "weight")
+    votes = edit.op("MatMul", [edit.transpose(u, (1, 0, 2)), stored])
+    return edit.describe(edit.transpose(votes, (1, 2, 0)), (n, j, i))
 
 
 class _Form(ABC):
     def __init__(self, edit: Edit, sizes: Sequence[int], kind: Dynamic) -> None:
         self.edit, self.kind = edit, kind
         self.n, self.j, self.i, self.p = sizes
+        self.viewed: dict[str, str] = {}  # what a view shows
 
     @property
     @abstractmethod
@@ -87,8 +129,16 @@ class _Form(ABC):
     def squash(self, s: str) -> str:
         """The squash of ``[n, j, p]``, as in ``formulas.squash``."""
         op, kind = self.edit.op, self.kind
+        shape = (self.n, self.j, self.p)
         if kind.axis == "group":
-            s = self.view(s, (self.n, self.j // kind.group, kind.group * self.p))
+            shape = (self.n, self.j // kind.group, kind.group * self.p)
+            s = self.view(s, shape)
+        if _has_operator(kind):
+            self.edit.describe(s, shape)
+            name = f"{self.edit.tag}_squash_{len(self.edit.nodes)}"
+            self.edit.capsule("Squash", [s], [name], axis=-1, epsilon=float(kind.epsilon))
+            self.edit.nodes[-1].name = name  # of several in one edit
+            return self.view(name, (self.n, self.j, self.p)) if kind.axis == "group" else name
         square = op("Mul", [s, s])
         if kind.axis != "element":
             square = self.total(square, -2 if kind.axis == "j" else -1)
@@ -116,7 +166,16 @@ class _Form(ABC):
         return self.edit.op(op_type, [x, axes], keepdims=1)
 
     def view(self, x: str, shape: tuple[int, ...]) -> str:
-        return self.edit.reshape(x, shape, 0)
+        """The tensor in a shape, directly if it is a view itself."""
+        origin = self.viewed.get(x, x)
+        made = self.edit.reshape(origin, shape, 0)
+        self.viewed[made] = origin
+        return made
+
+
+def _has_operator(kind: Dynamic) -> bool:
+    """Whether ``Squash`` computes the squash."""
+    return kind.form == "B" and kind.epsilon > 0 and kind.axis in ("p", "group")
 
 
 class _Products(_Form):
@@ -162,6 +221,8 @@ class _Elements(_Form):
 
     def first(self, votes: str) -> str:
         couplings = self.start()
+        if self.kind.over == "i" and np.ptp(couplings) == 0:
+            return self.total(votes, -1, "ReduceMean")
         if np.ptp(couplings) == 0:
             share = self.edit.constant(np.float32(couplings.flat[0]), "share")
             return self.edit.op("Mul", [self.total(votes, -1), share])
@@ -213,19 +274,40 @@ def emit_standard(graph: Values, match: DynamicMatch, tag: str) -> tuple[Edit, f
     kind = match.kind
     if (
         match.per_image
+        or match.roles.parents
         or kind.leaky
         or kind.batch_mean
         or kind.normalize
         or kind.form not in _FORMS
     ):
         raise NoMatch("it is not rewritten")
+    vote_source = None
+    with suppress(NoMatch):  # otherwise the squash in standard operators
+        kind = with_operator(graph, match)
+    with suppress(NoMatch):  # otherwise the votes as they are
+        vote_source = dynamic_vote_source(graph, match.votes, match.roles)
     edit = Edit(graph, tag)
-    v = emit_standard_routing(edit, match.votes, match.roles, kind)
+    v = emit_standard_routing(edit, match.votes, match.roles, kind, vote_source)
     edit.write(v, match.layout, match.result)
     gain = estimated_gain(graph, edit)
     if gain < LEAST_GAIN:
         raise NoMatch(NO_FASTER)
     return edit, gain
+
+
+def with_operator(graph: Values, match: DynamicMatch) -> Dynamic:
+    """The kind with a squash that ``Squash`` computes.
+
+    Raises:
+        NoMatch: its results would differ.
+    """
+    kind = match.kind
+    if kind.form not in "AB" or (kind.form == "A" and kind.epsilon > MOST_ADDED):
+        return kind
+    epsilon = kind.epsilon**2 if kind.form == "A" else kind.epsilon
+    form = Expressed(replace(kind, form="B", epsilon=max(epsilon, STAND_IN)))
+    check_expressed(graph, match, form)
+    return form.kind
 
 
 def estimated_gain(graph: Values, edit: Edit) -> float:
@@ -234,7 +316,9 @@ def estimated_gain(graph: Values, edit: Edit) -> float:
     Raises:
         NoMatch: the graph with the edit does not run.
     """
-    after = Values(splice(graph.model, [edit]))
+    new_model = splice(graph.model, [edit])
+    attach_functions(new_model)
+    after = Values(new_model)
     old, new = graph.produced, after.produced
     return _cost(graph, old - new) / _cost(after, new - old)
 

@@ -113,6 +113,41 @@ class Interests(nn.Module):
         return (torch.randn(batch, self.items, self.size), here.long(), *given)
 
 
+class Mind(nn.Module):
+    """Interests ``[N, J, D]`` of items ``[N, I, D]`` as MIND and deepmatch compute them.
+
+    Votes have no axis for the interests, since one matrix is for all; they differ by the start logits, which
+    are not trained. What the mask leaves out gets a low logit before the softmax.
+    """
+
+    start: Tensor
+
+    def __init__(self, items: int = 7, size: int = 6, interests: int = 4, over: int = 2) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.items, self.size, self.over = items, size, over
+        self.matrix = nn.Parameter(torch.randn(size, size) * size**-0.5)
+        self.register_buffer("start", torch.randn(1, interests, items))
+
+    def forward(self, items: Tensor, mask: Tensor) -> Tensor:
+        votes = items @ self.matrix
+        logits = self.start.repeat(len(items), 1, 1)
+        for t in range(3):
+            shares = torch.where(mask.unsqueeze(1) > 0, logits, OUT).softmax(self.over)
+            interests = shares @ votes
+            norm = interests.square().sum(-1, keepdim=True)
+            interests = norm / (1 + norm) / torch.sqrt(norm + 1e-9) * interests
+            if t < 2:
+                logits = logits + interests @ votes.transpose(1, 2)
+        return interests
+
+    def example(self, batch: int = 3) -> tuple[Tensor, ...]:
+        """Items, and a mask of ragged lengths of which the first is none."""
+        torch.manual_seed(batch)
+        here = torch.arange(self.items) < (torch.arange(batch) * 3 % (self.items + 1))[:, None]
+        return torch.randn(batch, self.items, self.size), here.long()
+
+
 class Words(Interests):
     """Two items for each word, and a mask of the words."""
 

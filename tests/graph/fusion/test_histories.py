@@ -21,12 +21,21 @@ from capsedge.graph.fusion.optimize_graph import OptimizedGraph, optimize_model
 from capsedge.graph.fusion.per_image import find_other_inputs
 from capsedge.graph.fusion.values import Values
 from capsedge.runtime.backends.native_library import find_library
-from tests.graph.fusion.histories import Attended, Compared, Fading, Floats, Interests, Mask, Words
+from tests.graph.fusion.histories import (
+    Attended,
+    Compared,
+    Fading,
+    Floats,
+    Interests,
+    Mask,
+    Mind,
+    Words,
+)
 
 NAMES = ("items", "mask", "logits")
 
 
-def exported(module: Interests) -> bytes:
+def exported(module: Interests | Mind) -> bytes:
     stream = io.BytesIO()
     example = module.eval().example()
     names = list(NAMES[: len(example)])
@@ -49,7 +58,7 @@ def run(model: bytes, feeds: dict[str, Any], *, fused: bool) -> np.ndarray:
     return found
 
 
-def checked(module: Interests) -> OptimizedGraph:
+def checked(module: Interests | Mind) -> OptimizedGraph:
     """The optimized file, after comparing it with the module: bodies and kernels, several batches."""
     result = optimize_model(exported(module))
     for batch in (1, 5):
@@ -182,6 +191,21 @@ def test_votes_that_all_parents_have_are_made_once() -> None:
     }
     assert shapes[node.input[0]][1:] == [module.items, 1, module.size]
     assert max(np.prod(t.dims) for t in model.graph.initializer) == module.size**2
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("over", [1, 2])
+@pytest.mark.parametrize(("items", "size"), [(7, 6), (9, 8)])
+def test_votes_without_an_axis_for_the_parents(items: int, size: int, over: int) -> None:
+    """As MIND's authors write them: neither repeated for the interests, nor a multiple of the couplings."""
+    module = Mind(items, size, over=over)
+    result = checked(module)
+    (fused,) = result.fusion.fused
+    assert fused.operator == "VoteRouting"
+    assert fused.parameters["children"] == f"{items}, votes of all parents"
+    assert fused.parameters["couplings"] == "a mask before the softmax"
+    nodes = [n.op_type for n in onnx.load_from_string(result.model).graph.node]
+    assert nodes.count("MatMul") == 1  # by the one matrix
 
 
 def test_what_is_out_does_not_feel_agreements() -> None:

@@ -97,18 +97,37 @@ def test_a_softmax_over_parents_and_positions_becomes_an_operator(exporter: str)
 
 
 @pytest.mark.parametrize(
-    ("children", "parents", "size", "faster"),
+    ("writing", "children", "parents", "size", "faster"),
     [
-        pytest.param(10, 2, 4, False, id="small"),
-        pytest.param(300, 10, 16, True, id="large", marks=pytest.mark.slow),
+        pytest.param(G.ElementsOverParents, 10, 2, 4, False, id="small"),
+        pytest.param(G.Elements, 10, 2, 4, True, id="forensics"),
+        pytest.param(G.Elements, 300, 10, 16, True, id="large", marks=pytest.mark.slow),
     ],
 )
 def test_the_estimate_tells_what_is_worth_it(
-    children: int, parents: int, size: int, faster: bool, monkeypatch: pytest.MonkeyPatch
+    writing: type,
+    children: int,
+    parents: int,
+    size: int,
+    faster: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Few elements cost nodes, many cost memory: large networks with logits of elements are written anew."""
+    """Few elements cost nodes, many cost memory: what saves neither is left."""
     for name, value in {"CHILDREN": children, "PARENTS": parents, "SIZE_OUT": size}.items():
         monkeypatch.setattr(G, name, value)
         monkeypatch.setattr(D, name, value)
-    improved = optimize_model(exported(G.Elements(), examples(G.Elements, 3)).SerializeToString())
+    improved = optimize_model(exported(writing(), examples(writing, 3)).SerializeToString())
     assert (STANDARD in {f.operator for f in improved.fusion.fused}) == faster
+
+
+@pytest.mark.thorough
+def test_votes_of_elements_are_one_product_for_each_child() -> None:
+    """Not one for each image, parent and child, as Capsule-Forensics has them; its squash has an operator."""
+    original = exported(G.Elements(), examples(G.Elements, 3))
+    improved = optimize_model(original.SerializeToString())
+    graph = onnx.load_from_string(improved.model).graph
+    shapes = {t.name: list(t.dims) for t in graph.initializer}
+    weights = [shapes.get(n.input[1], []) for n in graph.node if n.op_type == "MatMul"]
+    assert [D.CHILDREN, D.SIZE_IN, D.PARENTS * D.SIZE_OUT] in weights
+    assert sum(n.op_type.startswith("Squash") for n in graph.node) == G.Elements.passes
+    check_equal(improved.model, original, G.Elements)

@@ -41,16 +41,15 @@ Couplings couplings_of(const Prior& prior, const std::vector<Tensor>& in, size_t
     found.made = Buffer(images * size + kSlack);
     float* to = found.made.data();
     std::fill(to + images * size, to + images * size + kSlack, 0.0f);
+    const float none = 0;
+    const int64_t own_step = found.prior ? 1 : 0, image_step = of_images && shape[2] > 1 ? 1 : 0;
     for (int64_t n = 0; n < images; ++n)
-      for (int64_t i = 0; i < children; ++i)
-        for (int64_t m = 0; m < parents; ++m) {
-          float value = found.prior ? found.prior[(prior.rows > 1 ? i * parents : 0) + m] : 0;
-          if (of_images) {
-            const int64_t row = n * shape[1] + (shape[1] > 1 ? i : 0);
-            value += of_images->data()[row * shape[2] + (shape[2] > 1 ? m : 0)];
-          }
-          *to++ = value;
-        }
+      for (int64_t i = 0; i < children; ++i, to += parents) {
+        const float* own = found.prior ? found.prior + (prior.rows > 1 ? i * parents : 0) : &none;
+        const int64_t row = n * shape[1] + (shape[1] > 1 ? i : 0);
+        const float* of_image = of_images ? of_images->data() + row * shape[2] : &none;
+        for (int64_t m = 0; m < parents; ++m) to[m] = own[m * own_step] + of_image[m * image_step];
+      }
     found.prior = found.made.data();
   }
   if (in.size() > first + 1) {

@@ -30,7 +30,7 @@ class Run {
         threads_(threads),
         unit_floats_(static_cast<int64_t>(r_.votes.pose_elements + (r_.over_children ? 2 : 0)) * r_.votes.lanes),
         chunks_((r_.children + kChunk - 1) / kChunk),
-        group_votes_(r_.children * r_.votes.tile_stride),
+        group_votes_(round_up(r_.children, r_.votes.of_all ? kSlack : 1) * r_.votes.tile_stride),
         kept_groups_(groups_kept_in_memory()) {}
 
   void all() {
@@ -106,13 +106,12 @@ class Run {
   // All passes of one group in one task.
   void group_by_itself(const Group& group) const {
     const int64_t floats = group.units * unit_floats_;
-    const int64_t votes = r_.children * r_.votes.tile_stride;
-    const bool keep = r_.passes > 1 && votes <= kKeptByTask;
-    float* query = thread_scratch(3 * floats + (keep ? votes : 0) + scratch_floats(r_.votes));
+    const bool keep = r_.passes > 1 && group_votes_ <= kKeptByTask;
+    float* query = thread_scratch(3 * floats + (keep ? group_votes_ : 0) + scratch_floats(r_.votes));
     float* sum = query + floats;
     float* part = sum + floats;
     float* kept = keep ? part + floats : nullptr;
-    float* scratch = part + floats + (keep ? votes : 0);
+    float* scratch = part + floats + (keep ? group_votes_ : 0);
     std::fill(query, query + floats, 0.0f);
     if (r_.start)
       for (int u = 0; u < group.units; ++u) r_.start(group.unit + u, query + u * unit_floats_);

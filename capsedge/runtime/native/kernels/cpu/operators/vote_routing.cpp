@@ -30,7 +30,7 @@ class VoteRouting : public Operator {
     Votes votes = plan_votes(level, places, nullptr, own * size, 1, 0, size, parents, 1);
     votes.given = true;
     votes.of_all = own < parents;
-    if (votes.of_all) votes.tile_stride = round_up(size, kSlack);
+    if (votes.of_all) votes.tile_stride = 2 * round_up(size, kSlack);
     route_by_agreement(rule_,
                        {votes, images, children, 1, 0, given.data(), children * own * size, couplings, bias.data(),
                         v.data()},

@@ -30,7 +30,7 @@ struct Votes {
   int pose_elements;     // H = rows · columns, of one vote
   int parents;           // M
   int lanes;             // M rounded up to whole vectors: stride of queries, sums and statistics
-  int64_t tile_stride;   // floats of one child's votes in the tile
+  int64_t tile_stride;   // floats of one child's votes in the tile; of_all: twice, as rows and across (shared_votes.h)
   bool one_weight;       // the same weight for all children, which are consecutive
   bool given;            // votes are the poses, [parents][pose elements] of each child
   bool of_all;           // given votes are [pose elements] of each child, the same for all parents

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "level.h"
+#include "shared_votes.h"
 #include "softmax.h"
 #include "squash.h"
 #include "votes.h"
@@ -10,15 +11,8 @@
 namespace capsedge {
 namespace CAPSEDGE_LEVEL {
 
-// One element of a child's votes for W parents, from parent v on. kOfAll: see Votes::of_all.
-template <bool kOfAll>
-CAPSEDGE_INLINE V vote_of(const float* votes, int h, int parents, int v) {
-  if constexpr (kOfAll) return splat(votes[h]);
-  return load(votes + h * parents + v);
-}
-
 // logits[c][m] = scale · Σ_h query[h][m] votes[c][h][m] (+ prior[c][m]) for C children.
-template <int C, bool kOfAll>
+template <int C>
 CAPSEDGE_INLINE void agreement(const Votes& shape, const float* votes, const float* query, float scale,
                                const float* prior, float* logits) {
   const int parents = shape.parents, lanes = shape.lanes;
@@ -28,7 +22,7 @@ CAPSEDGE_INLINE void agreement(const Votes& shape, const float* votes, const flo
       const V q = load(query + h * lanes + v);
 #pragma GCC unroll 8
       for (int c = 0; c < C; ++c)
-        agreed[c] = madd(vote_of<kOfAll>(votes + c * shape.tile_stride, h, parents, v), q, agreed[c]);
+        agreed[c] = madd(load(votes + c * shape.tile_stride + h * parents + v), q, agreed[c]);
     }
 #pragma GCC unroll 8
     for (int c = 0; c < C; ++c) {
@@ -40,7 +34,7 @@ CAPSEDGE_INLINE void agreement(const Votes& shape, const float* votes, const flo
 }
 
 // sums[h][m] += Σ_c couplings[c][m] votes[c][h][m] for H elements of the pose.
-template <int H, bool kOfAll>
+template <int H>
 CAPSEDGE_INLINE void weighted_sum(const Votes& shape, int count, const float* votes, const float* couplings,
                                   int h, float* sums) {
   const int parents = shape.parents, lanes = shape.lanes;
@@ -52,7 +46,7 @@ CAPSEDGE_INLINE void weighted_sum(const Votes& shape, int count, const float* vo
       const V share = load(couplings + c * lanes + v);
       const float* mine = votes + c * shape.tile_stride;
 #pragma GCC unroll 8
-      for (int i = 0; i < H; ++i) total[i] = madd(vote_of<kOfAll>(mine, h + i, parents, v), share, total[i]);
+      for (int i = 0; i < H; ++i) total[i] = madd(load(mine + (h + i) * parents + v), share, total[i]);
     }
 #pragma GCC unroll 8
     for (int i = 0; i < H; ++i) store(sums + (h + i) * lanes + v, total[i]);
@@ -65,16 +59,10 @@ CAPSEDGE_INLINE float* block_votes(const RoutingPass& pass, int first, int count
   float* votes =
       pass.kept ? pass.kept + first * shape.tile_stride : pass.scratch + kBlock * static_cast<int64_t>(shape.lanes);
   if (pass.have_kept) return votes;
-  if (shape.of_all) {
-    for (int c = 0; c < count; ++c)
-      __builtin_memcpy(votes + c * shape.tile_stride, pass.pose + static_cast<int64_t>(first + c) * shape.pose_size,
-                       sizeof(float) * shape.pose_elements);
-    return votes;
-  }
   if (shape.given) {
     for (int c = 0; c < count; ++c)
-      transpose_votes(pass.pose + static_cast<int64_t>(first + c) * shape.pose_size, shape.parents,
-                      shape.pose_elements, votes + c * shape.tile_stride);
+      transpose(pass.pose + static_cast<int64_t>(first + c) * shape.pose_size, shape.pose_elements, shape.parents,
+                shape.pose_elements, votes + c * shape.tile_stride, shape.parents);
     return votes;
   }
   const int rows = shape.rows * pass.units;
@@ -85,7 +73,6 @@ CAPSEDGE_INLINE float* block_votes(const RoutingPass& pass, int first, int count
 }
 
 // Logits of a block of children of one unit, [child][lanes]: agreements with the query, plus any priors.
-template <bool kOfAll>
 CAPSEDGE_INLINE void block_logits(const RoutingPass& pass, int unit, const float* votes, int first, int count,
                                   float* logits) {
   const Votes& shape = pass.votes;
@@ -96,10 +83,10 @@ CAPSEDGE_INLINE void block_logits(const RoutingPass& pass, int unit, const float
   if (query) {
     int c = 0;
     for (; c + 8 <= count; c += 8)
-      agreement<8, kOfAll>(shape, votes + c * shape.tile_stride, query, pass.scale, prior ? prior + c * shape.parents : nullptr,
+      agreement<8>(shape, votes + c * shape.tile_stride, query, pass.scale, prior ? prior + c * shape.parents : nullptr,
                    logits + c * lanes);
     for (; c < count; ++c)
-      agreement<1, kOfAll>(shape, votes + c * shape.tile_stride, query, pass.scale, prior ? prior + c * shape.parents : nullptr,
+      agreement<1>(shape, votes + c * shape.tile_stride, query, pass.scale, prior ? prior + c * shape.parents : nullptr,
                    logits + c * lanes);
   } else if (prior) {
     for (int c = 0; c < count; ++c)
@@ -109,11 +96,10 @@ CAPSEDGE_INLINE void block_logits(const RoutingPass& pass, int unit, const float
   }
 }
 
-template <bool kOfAll>
 CAPSEDGE_INLINE void block_sums(const Votes& shape, int count, const float* votes, const float* couplings, float* sums) {
   int h = 0;
-  for (; h + 8 <= shape.pose_elements; h += 8) weighted_sum<8, kOfAll>(shape, count, votes, couplings, h, sums);
-  for (; h < shape.pose_elements; ++h) weighted_sum<1, kOfAll>(shape, count, votes, couplings, h, sums);
+  for (; h + 8 <= shape.pose_elements; h += 8) weighted_sum<8>(shape, count, votes, couplings, h, sums);
+  for (; h < shape.pose_elements; ++h) weighted_sum<1>(shape, count, votes, couplings, h, sums);
 }
 
 // couplings[c][m] += bias[c][m].
@@ -127,12 +113,11 @@ CAPSEDGE_INLINE void add_rows(const float* bias, int count, int parents, int lan
 
 // Replaces the votes of masked children by zeros, since they may be NaN.
 CAPSEDGE_INLINE void clear_masked(const Votes& shape, const float* mask, int count, float* votes) {
-  const int parents = shape.of_all ? 1 : shape.parents;
   for (int c = 0; c < count; ++c)
-    if (mask[c] == 0) __builtin_memset(votes + c * shape.tile_stride, 0, sizeof(float) * shape.pose_elements * parents);
+    if (mask[c] == 0)
+      __builtin_memset(votes + c * shape.tile_stride, 0, sizeof(float) * shape.pose_elements * shape.parents);
 }
 
-template <bool kOfAll>
 static void over_parents(const RoutingPass& pass) {
   const Votes& shape = pass.votes;
   const int lanes = shape.lanes;
@@ -153,20 +138,20 @@ static void over_parents(const RoutingPass& pass) {
       const float* mask = pass.mask ? pass.mask + u * pass.mask_stride + first : nullptr;
       if (mask && !pass.have_kept) clear_masked(shape, mask, count, mine);
       if (!uniform) {
-        block_logits<kOfAll>(pass, u, mine, first, count, couplings);
+        block_logits(pass, u, mine, first, count, couplings);
         softmax(count, couplings, shape.parents, lanes, pass.leaky, mask);
       }
       if (pass.bias) add_rows(pass.bias + static_cast<int64_t>(first) * shape.parents, count, shape.parents, lanes, couplings);
-      block_sums<kOfAll>(shape, count, mine, couplings, pass.sums + u * pass.sum_stride);
+      block_sums(shape, count, mine, couplings, pass.sums + u * pass.sum_stride);
     }
   }
 }
 
 static void route(const RoutingPass& pass) {
   if (pass.votes.of_all) {
-    over_parents<true>(pass);
+    shared_over_parents(pass);
   } else {
-    over_parents<false>(pass);
+    over_parents(pass);
   }
 }
 
@@ -201,7 +186,6 @@ CAPSEDGE_INLINE void shares_of_top(const Votes& shape, int count, float* logits,
 }
 
 // Votes are read once, as in the softmax over parents: its sum and its highest logit are updated along with the sums.
-template <bool kOfAll>
 static void over_children(const RoutingPass& pass) {
   const Votes& shape = pass.votes;
   const int lanes = shape.lanes;
@@ -226,7 +210,7 @@ static void over_children(const RoutingPass& pass) {
         float* mass = sums + shape.pose_elements * lanes;
         for (int v = 0; v < lanes; v += W) store(mass + v, load(mass + v) + static_cast<float>(count));
       } else {
-        block_logits<kOfAll>(pass, u, mine, first, count, shares);
+        block_logits(pass, u, mine, first, count, shares);
         shares_of_top(shape, count, shares, sums);
       }
       if (pass.mask) {
@@ -237,16 +221,16 @@ static void over_children(const RoutingPass& pass) {
             store(at, uniform ? splat(mask[c]) : load(at) * mask[c]);
           }
       }
-      block_sums<kOfAll>(shape, count, mine, shares, sums);
+      block_sums(shape, count, mine, shares, sums);
     }
   }
 }
 
 static void route_over_children(const RoutingPass& pass) {
   if (pass.votes.of_all) {
-    over_children<true>(pass);
+    shared_over_children(pass);
   } else {
-    over_children<false>(pass);
+    over_children(pass);
   }
 }
 

@@ -184,14 +184,14 @@ CAPSEDGE_INLINE Four chosen(Four x, Four y) {
 #endif
 }
 
-// [parents][elements] to [elements][parents].
-CAPSEDGE_INLINE void transpose_votes(const float* from, int parents, int elements, float* to) {
+// [rows][columns] to [columns][rows], with `stride` floats from one row to the next, and `to_stride` in the result.
+CAPSEDGE_INLINE void transpose(const float* from, int64_t stride, int rows, int columns, float* to, int64_t to_stride) {
   int m = 0;
-  for (; m + 4 <= parents; m += 4) {
+  for (; m + 4 <= rows; m += 4) {
     int h = 0;
-    for (; h + 4 <= elements; h += 4) {
+    for (; h + 4 <= columns; h += 4) {
       Four row[4], half[4];
-      for (int k = 0; k < 4; ++k) __builtin_memcpy(&row[k], from + (m + k) * elements + h, sizeof(Four));
+      for (int k = 0; k < 4; ++k) __builtin_memcpy(&row[k], from + (m + k) * stride + h, sizeof(Four));
       half[0] = chosen<0, 4, 1, 5>(row[0], row[1]);
       half[1] = chosen<0, 4, 1, 5>(row[2], row[3]);
       half[2] = chosen<2, 6, 3, 7>(row[0], row[1]);
@@ -200,13 +200,13 @@ CAPSEDGE_INLINE void transpose_votes(const float* from, int parents, int element
       row[1] = chosen<2, 3, 6, 7>(half[0], half[1]);
       row[2] = chosen<0, 1, 4, 5>(half[2], half[3]);
       row[3] = chosen<2, 3, 6, 7>(half[2], half[3]);
-      for (int k = 0; k < 4; ++k) __builtin_memcpy(to + (h + k) * parents + m, &row[k], sizeof(Four));
+      for (int k = 0; k < 4; ++k) __builtin_memcpy(to + (h + k) * to_stride + m, &row[k], sizeof(Four));
     }
-    for (; h < elements; ++h)
-      for (int k = 0; k < 4; ++k) to[h * parents + m + k] = from[(m + k) * elements + h];
+    for (; h < columns; ++h)
+      for (int k = 0; k < 4; ++k) to[h * to_stride + m + k] = from[(m + k) * stride + h];
   }
-  for (; m < parents; ++m)
-    for (int h = 0; h < elements; ++h) to[h * parents + m] = from[m * elements + h];
+  for (; m < rows; ++m)
+    for (int h = 0; h < columns; ++h) to[h * to_stride + m] = from[m * stride + h];
 }
 
 // Adds each child's constant to its votes for `units` units. Beyond a vote's end, vectors add zero.

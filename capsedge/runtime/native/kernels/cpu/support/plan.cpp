@@ -119,6 +119,7 @@ Votes plan_votes(const Level& level, const std::vector<Child>& children, const f
 }
 
 int64_t scratch_floats(const Votes& votes) {
+  if (votes.of_all) return kChunk * (votes.parents + votes.tile_stride) + votes.parents * votes.tile_stride / 2;
   return kBlock * (static_cast<int64_t>(votes.lanes) + votes.tile_stride);
 }
 
