@@ -158,7 +158,7 @@ def test_em_routing(writing: type, monkeypatch: pytest.MonkeyPatch) -> None:
         "epsilon times 10": replace(kind, epsilon=10 * kind.epsilon),
         "epsilon of the variance": replace(kind, variance_epsilon=2 * kind.epsilon),
         "epsilon of the activation": replace(kind, activation_epsilon=1e-2),
-        "epsilon of the cost": replace(kind, cost_epsilon=kind.epsilon),
+        "epsilon of the cost": replace(kind, cost_epsilon=1e-2),
         "beta_u plus 1 %": replace(kind, beta_u=1.01 * kind.beta_u),
         "betas swapped": replace(kind, beta_u=kind.beta_a, beta_a=kind.beta_u),
         "normalized": replace(kind, normalized=not kind.normalized),
