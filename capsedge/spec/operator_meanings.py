@@ -84,6 +84,9 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "is equivalent because `Σ_j R_ij = 1`",
         "ones_first": "1: for implementations that start with responsibilities of one",
         "epsilon": "ε",
+        "variance_epsilon": "`>= 0`; `ε_v`. 0: `ε`",
+        "activation_epsilon": "`>= 0`; `ε_a`, added to an activation under the logarithm",
+        "cost_epsilon": "`>= 0`; `ε_c`, added to `S_j` in the cost",
     },
     "AttentionRouting": {
         "pose": "the children",

@@ -329,6 +329,8 @@ _VOTES = replace(
 )
 _MAP = ("N", "H", "W", "C")  # a map of capsules: rows, columns, types
 _GRID = ("N", "H'", "W'", "M")  # the map of their parents
+# What implementations of EM routing add where the paper adds nothing; none is negative.
+EM_EPSILONS = ("variance_epsilon", "activation_epsilon", "cost_epsilon")
 _EM = Operator(
     "EMRouting",
     (
@@ -349,6 +351,7 @@ _EM = Operator(
         _flag("normalize_activations"),
         _flag("ones_first"),
         _epsilon(1e-6),
+        *(Attribute(name, "float", 0.0) for name in EM_EPSILONS),
     ),
     torch="em_routing",
     layout=WINDOWS,

@@ -494,9 +494,25 @@ def _em_variant_cases() -> Iterator[Case]:
     for coordinates in ("none", "first", "all"):
         yield case(1, 3, 3, 9, 3, 3, 5, 16, coordinates, ones=1)
         yield case(2, 2, 3, 16, 1, 1, 10, 16, coordinates, shared=1)
+    yield from _em_epsilon_cases()
     # yl-1993's network on smallNORB, A=B=C=D=8 and 16, on small grids: convolution and classes.
     yield case(2, 5, 5, 8, 3, 3, 16, 16, "none", epsilon=1e-8, strides=(2, 2), heavy=True)
     yield case(1, 4, 4, 16, 1, 1, 5, 16, epsilon=1e-8, shared=1, heavy=True)
+
+
+def _em_epsilon_cases() -> Iterator[Case]:
+    """Epsilons of their own for the variance, the activation under its logarithm and the mass in the cost."""
+    small = {"variance_epsilon": 1e-4, "activation_epsilon": 1e-3, "cost_epsilon": 1e-2}
+    each = [{name: value} for name, value in small.items()]
+    dims = (2, 3, 3, 3, 3, 3, 5, 16), (1, 4, 3, 2, 2, 2, 3, 9), (2, 2, 3, 16, 1, 1, 10, 16)
+    flags = dict.fromkeys(("coordinate_addition", "normalize_activations", "ones_first"), 0)
+    for size, own in itertools.product(dims, (*each, small, dict.fromkeys(small, 1e-9))):
+        shared = int(size[4:6] == (1, 1))
+        settings = {**flags, "shared": shared, "epsilon": 1e-6, **own}
+        yield _em_case(size, (0.5, 1.0, 2.0), (1, 1), "normal", "none", False, **settings)
+    for kind in inputs.KINDS["EMRouting"]:
+        settings = {**flags, "shared": 0, "epsilon": 1e-6, **small}
+        yield _em_case(dims[0], gentle(3), (1, 1), kind, "none", False, **settings)
 
 
 def _attention_cases() -> Iterator[Case]:

@@ -139,6 +139,9 @@ def _em_position(
     beta_a: Array,
     inverse_temperatures: Sequence[float],
     epsilon: float,
+    variance_epsilon: float,
+    activation_epsilon: float,
+    cost_epsilon: float,
     first: float,
 ) -> tuple[Array, Array, Array]:
     """Procedure 1 for one position; ``votes [I, M, P]``, ``a [I]``, ``first`` responsibilities."""
@@ -152,11 +155,15 @@ def _em_position(
             r = responsibility[:, j] * a
             mass = r.sum()
             mean[j] = r @ votes[:, j] / (mass + epsilon)
-            variance[j] = r @ (votes[:, j] - mean[j]) ** 2 / (mass + epsilon) + epsilon
-            cost = (size * beta_u[j] + 0.5 * np.log(variance[j]).sum()) * mass
+            variance[j] = r @ (votes[:, j] - mean[j]) ** 2 / (mass + epsilon)
+            variance[j] += variance_epsilon if variance_epsilon > 0 else epsilon
+            cost = size * beta_u[j] + 0.5 * np.log(variance[j]).sum()
+            cost *= mass + cost_epsilon
             argument[j] = inverse_temperature * (beta_a[j] - cost)
         if iteration < len(inverse_temperatures) - 1:
             log_a = -np.logaddexp(0.0, -argument)
+            if activation_epsilon:
+                log_a = np.logaddexp(log_a, np.log(activation_epsilon))
             for i in range(children):
                 square = (votes[i] - mean) ** 2 / variance
                 responsibility[i] = _softmax(log_a - 0.5 * (square + np.log(variance)).sum(axis=1))
@@ -180,6 +187,9 @@ def em_routing(
     normalize_activations: bool,
     ones_first: bool,
     epsilon: float,
+    variance_epsilon: float = 0.0,
+    activation_epsilon: float = 0.0,
+    cost_epsilon: float = 0.0,
 ) -> tuple[Array, Array, Array]:
     """Hinton et al. 2018, procedure 1, with the liberties of public implementations.
 
@@ -223,6 +233,7 @@ def em_routing(
             place = (n, out_y, out_x)
             out_pose[place], out_a[place], couplings[place] = _em_position(
                 votes, child_a, beta_u, beta_a, inverse_temperatures, epsilon,
+                variance_epsilon, activation_epsilon, cost_epsilon,
                 1.0 if ones_first else 1.0 / parents,
             )  # fmt: skip
     return out_pose, out_a, couplings

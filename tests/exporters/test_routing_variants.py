@@ -48,9 +48,10 @@ class EM(torch.nn.Module):
         {"coordinate_addition": True},
         {"normalize_activations": True, "coordinate_addition": True},
         {"ones_first": True},
+        {"variance_epsilon": 1e-5, "activation_epsilon": 1e-6, "cost_epsilon": 1e-4},
         {"coordinates": torch.arange(36.0).reshape(3, 3, 4) / 36},
     ],
-    ids=["plain", "paper", "normalized", "ones", "coordinates"],
+    ids=["plain", "paper", "normalized", "ones", "epsilons", "coordinates"],
 )
 def test_em_routing_and_what_is_left_out(options: dict[str, Any], tmp_path: Path) -> None:
     example = (torch.randn(POSE), torch.rand(POSE[:4]))

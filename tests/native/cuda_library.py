@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from capsedge.errors import EnvironmentProblem
 from capsedge.runtime.backends.cuda import load_cuda
+from capsedge.spec.operators import EM_EPSILONS
 from tests import tiers
 from tests.native.library import NativeError, output_shapes
 
@@ -83,6 +84,7 @@ class Layer(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_int32) for name in _INTEGERS),
+        *((name, ctypes.c_float) for name in EM_EPSILONS),
         ("epsilon", ctypes.c_float),
         ("agreement_scale", ctypes.c_float),
         ("inverse_temperatures", ctypes.c_float * 64),
@@ -321,7 +323,7 @@ def layer_of(operator: str, attributes: Mapping[str, Any], inputs: Mapping[str, 
         agreement_scale=attributes.get("agreement_scale", 1),
         **{
             k: attributes.get(k, 0)
-            for k in ("over_children", "replace", "normalize", "elementwise")
+            for k in ("over_children", "replace", "normalize", "elementwise", *EM_EPSILONS)
         },
         grid_height=1,
         grid_width=1,

@@ -259,6 +259,8 @@ def test_the_same_parents_for_every_image(host: ctypes.CDLL) -> None:
         ("DynamicRouting", {"additions": 64}, "belong to EM"),
         ("DynamicRouting", {"normalize_activations": 1}, "belong to EM"),
         ("DynamicRouting", {"ones_first": 1}, "belong to EM"),
+        ("DynamicRouting", {"cost_epsilon": 1e-6}, "belong to EM"),
+        ("EMRouting", {"activation_epsilon": -1e-6}, "is negative"),
         ("DynamicRouting", {"leaky": 1, "over_children": 1}, "over the parents"),
         ("EMRouting", {"grid_height": 9}, "inside the grid"),
         ("EMRouting", {"type": 2}, "float or float16"),

@@ -238,6 +238,7 @@ SELF_ATTENTION = {"epsilon": 1e-20}
             "'normalize_activations': wanted 0 or 1",
         ),
         ("EMRouting", {**EM, "ones_first": -1}, "'ones_first': wanted 0 or 1"),
+        ("EMRouting", {**EM, "variance_epsilon": -1e-6}, "'variance_epsilon' is negative"),
         ("EMRouting", {**EM, "strides": (1, 1, 1)}, "'strides': wanted 2 numbers"),
         ("EMRouting", {**EM, "strides": (1, 0)}, "'strides' is not positive"),
         ("AttentionRouting", {**ATTENTION, "matrix_pose": 3}, "matrix_pose"),

@@ -10,7 +10,7 @@ CPU = "capsedge/runtime/native/kernels/cpu/support/plan.cpp"
 # Whatever decides a candidate, as files of capsedge/graph/fusion.
 DECIDING = """
     equivalence votes candidates matcher dynamic em attention self_attention squash formulas layouts grids
-    per_image values execution emit_dynamic standard self_routing proof equal_pieces
+    per_image values execution emit_dynamic emit_em standard self_routing proof equal_pieces
 """
 
 

@@ -214,7 +214,8 @@ def _em(program: Program, node: CNode) -> list[ProgramValue]:
     first = 1.0 if given["ones_first"] else 1.0 / parents
     head = f"static const caps_em_{suffix}_t c = {{{{{_numbers(*numbers)}}}, " + _numbers(
         iterations, centres, int(bool(given["normalize_activations"])), first,
-        float(given["epsilon"]),
+        float(given["epsilon"]), float(given["variance_epsilon"] or given["epsilon"]),
+        float(given["activation_epsilon"]), float(given["cost_epsilon"]),
     ) + "};"  # fmt: skip
     n = pose.shape[0]
     grid = numbers[11:13]

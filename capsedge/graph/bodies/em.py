@@ -36,6 +36,14 @@ def _sigmoid(b: Body, x: str) -> str:
     return b.op("Div", top, b.op("Add", power, b.constant(1.0)))
 
 
+def _log_activation(b: Body, logit: str) -> str:
+    """The logarithm of the activations plus their epsilon; ln sigmoid(x) = -softplus(-x)."""
+    epsilon = b.attributes["activation_epsilon"]
+    if epsilon:
+        return b.op("Log", b.op("Add", _sigmoid(b, logit), b.constant(epsilon)))
+    return b.op("Neg", _softplus(b, b.op("Neg", logit)))
+
+
 @dataclass(frozen=True)
 class _Layer:
     """Sizes of a node: places of windows ``s`` per image, children ``i`` per window, parents ``m``."""
@@ -173,6 +181,8 @@ def _iterate(b: Body, layer: _Layer, v: str, a_child: str) -> tuple[str, str, st
     beta_u = b.reshape(b.op("Mul", b.input("beta_u"), b.constant(size)), 1, m)
     beta_a = b.reshape(b.input("beta_a"), 1, m)
     eps = b.constant(b.attributes["epsilon"])
+    own = b.attributes["variance_epsilon"]
+    variance_eps = b.constant(own) if own else eps
     mean = logit = responsibility = ""
     for iteration in range(iterations):
         # M-step. In the first pass, it is the same for all parents.
@@ -188,11 +198,14 @@ def _iterate(b: Body, layer: _Layer, v: str, a_child: str) -> tuple[str, str, st
         mean = b.keep_iteration_value(mean, "pose", iteration + 1)
         difference = b.op("Sub", v, mean)
         deviation = b.op("Mul", difference, difference)
-        variance = b.op("Add", b.op("Div", _total(b, layer, r, deviation), divisor), eps)
+        variance = b.op("Add", b.op("Div", _total(b, layer, r, deviation), divisor), variance_eps)
         logarithm = b.op("Log", variance)
         half = b.sum_last(logarithm, size, 0.5)
         log_variance = b.reshape(half, places, m)
-        cost = b.op("Mul", b.op("Add", beta_u, log_variance), b.reshape(mass, places, m))
+        costly = b.reshape(mass, places, m)
+        if b.attributes["cost_epsilon"]:
+            costly = b.op("Add", costly, b.constant(b.attributes["cost_epsilon"]))
+        cost = b.op("Mul", b.op("Add", beta_u, log_variance), costly)
         logit = b.op("Mul", b.op("Sub", beta_a, cost), b.constant(temperatures[iteration]))
         logit = b.keep_iteration_value(logit, "logit", iteration + 1)
         if b.traced:
@@ -203,10 +216,10 @@ def _iterate(b: Body, layer: _Layer, v: str, a_child: str) -> tuple[str, str, st
             b.keep("children", a_child, i)
         if iteration + 1 == iterations and b.rewrites.dead_update:
             break
-        # E-step in the log domain. ln sigmoid(x) = -softplus(-x).
+        # E-step in the log domain.
         precision = b.op("Div", b.constant(0.5), b.reshape(variance, places, m, size, 1))
         distance = b.reshape(b.op("MatMul", deviation, precision), places, m, i)
-        log_a = b.op("Neg", _softplus(b, b.op("Neg", logit)))
+        log_a = _log_activation(b, logit)
         # Terms shared by all parents cancel in the softmax. They are removed before the sum over the pose,
         # which could otherwise reach hundreds and leave few digits for the distances.
         common = b.sum_last(b.transpose(logarithm, 0, 3, 2, 1), m, 1.0 / m)

@@ -1,8 +1,8 @@
-"""Fit and write EMRouting.
+"""Fit EMRouting.
 
 Passes are fitted one by one against the region's own tensors. The first means determine the axes and which
 tensor holds the activations. Then the argument of each pass's logistic function determines the inverse
-temperature and the betas. Epsilon comes last, from children with tiny activations and nearly equal votes.
+temperature and the betas. Epsilons come last, from children with tiny activations and nearly equal votes.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,6 @@ import onnx
 
 from capsedge.graph.fusion import NoMatch
 from capsedge.graph.fusion.candidates import Softmax
-from capsedge.graph.fusion.edit import Edit
 from capsedge.graph.fusion.equivalence import (
     FLOOR,
     ROUNDING,
@@ -31,30 +31,17 @@ from capsedge.graph.fusion.equivalence import (
     screening_cases,
 )
 from capsedge.graph.fusion.formulas import EM, difference, logistic, m_step, responsibilities
-from capsedge.graph.fusion.grids import (
-    Children,
-    Windows,
-    agree,
-    children_of,
-    coordinates_of,
-    matrices,
-    of_the_paper,
-    read_activations,
-    read_poses,
-    shared_grids,
-    unfolded,
-    windows_of,
-    write_parents,
-)
 from capsedge.graph.fusion.layouts import Layout, layouts, result_roles, vote_layouts
 from capsedge.graph.fusion.values import Array, Values
-from capsedge.graph.fusion.votes import VoteSource, linear_vote_source
+from capsedge.spec.operators import EM_EPSILONS
 
 # --- Fitting ---
 
 _Pair = tuple[Array, Array]  # beta_u, beta_a
 _Tensor = tuple[str, Layout]
 Routing = Callable[[Array, Array], tuple[Array, Array]]
+_NO_EPSILON = 1e-30  # as good as none in FP32, and the operator's must be above zero
+_NO_VARIANCES = "no variances of the votes, or nothing that is computed from them"
 _BOUNDARIES = 6  # maximum number of tensors tried as the activations
 
 
@@ -139,17 +126,33 @@ def _fit(
             graph.shapes[boundary], [roles.part(0), (), roles.part(2), ()], batch
         ):
             for normalized in (False, True):
-                acting = np.ones((n, i)) if normalized else children.read(a).reshape(n, i)
-                acting = acting[some]
+                own = children.read(a).reshape(n, i)[some]
+                acting = np.ones_like(own) if normalized else own
                 mean = m_step(u, np.full((1, j, 1), 1 / j) * acting[:, None], 1e-12)[1]
                 if all(difference(mean, value) >= 1e-4 for _, _, value in of_pose):
                     continue
                 base = _Base(graph, votes, boundary, roles, children, of_pose, numbers, given)
                 try:
-                    return base.fitted(u, acting, normalized, len(softmaxes) + 1)
+                    return base.fitted(u, own, normalized, len(softmaxes) + 1)
                 except NoMatch as error:
                     reason = str(error)
     raise NoMatch(reason)
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """A pass that was fitted, with the kind as far as it is known then.
+
+    ``error`` is that of the argument ``logit [n, j]``; ``logs`` are half the logarithms of the variances.
+    """
+
+    kind: EM
+    error: float
+    mean: Array
+    off: Array
+    variance: Array
+    logs: Array
+    logit: Array
 
 
 @dataclass
@@ -165,7 +168,7 @@ class _Base:
     numbers: Mapping[str, Array]
     constants: Mapping[str, Array]
 
-    def fitted(self, u: Array, acting: Array, normalized: bool, count: int) -> EMMatch:
+    def fitted(self, u: Array, a: Array, normalized: bool, count: int) -> EMMatch:
         """The kind of ``count`` passes over votes ``[n, j, i, p]`` and activations ``[n, i]`` of some
         positions.
 
@@ -175,48 +178,89 @@ class _Base:
         reason = NoMatch("no pass")
         for ones_first in (False, True):
             try:
-                kind, mean, activation = self._passes(u, acting, count, ones_first)
+                kind, mean, activation = self._passes(u, a, normalized, count, ones_first)
             except NoMatch as error:
                 # The reason found with the paper's initialization is more informative.
                 reason = reason if ones_first else error
                 continue
             pose, result = self._results(mean, activation)
-            return self._accepted(replace(kind, normalized=normalized), pose, result)
+            return self._accepted(kind, pose, result)
         raise reason
 
     def _passes(
-        self, u: Array, acting: Array, count: int, ones_first: bool
+        self, u: Array, a: Array, normalized: bool, count: int, ones_first: bool
     ) -> tuple[EM, Array, Array]:
-        """Temperatures and betas of every pass, and poses and activations of the last pass."""
+        """Epsilons, temperatures and betas of every pass, and poses and activations of the last pass."""
         _, j, _, p = self.roles.sizes
-        arguments = list(self._arguments())
         pairs = list(self._betas(j, p))
-        epsilon = self.epsilons[0]
-        r = np.full((1, j, 1), 1.0 if ones_first else 1 / j)
-        temperatures: list[float] = []
+        if not pairs:
+            raise NoMatch(_NO_VARIANCES)
+        kind = EM((), *pairs[0], 0.0, normalized, ones_first)
+        kind = self._with_epsilons_of_statistics(kind, u, a)
+        last: _Pass | None = None
         for number in range(count):
-            mass, mean, off, variance = m_step(u, r * acting[:, None], epsilon)
-            logs = 0.5 * np.log(variance).sum(-1)
-            error, scale, pair = _nearest(arguments, pairs, p, logs, mass)
-            if pair is None or not (number or self._has(variance)):
-                raise NoMatch("no variances of the votes, or nothing that is computed from them")
-            if error > 1e-3:
+            last = self._pass(kind, u, a, last, pairs, number)
+            if not (number or self._away(last.variance) < 1e-3):
+                raise NoMatch(_NO_VARIANCES)
+            if last.error > 1e-3:
                 raise NoMatch(
                     f"EM routing whose activations match no known formula at pass {number + 1} "
-                    f"({error:.1g} off)"
+                    f"({last.error:.1g} off)"
                 )
-            near = min(self.scalars, key=lambda s: abs(s - scale), default=scale)
-            scale = near if abs(near - scale) < 1e-4 * abs(scale) else float(np.float32(scale))
-            temperatures.append(scale)
-            pairs = [pair]
-            logit = scale * (pair[1] - (pair[0] * p + logs) * mass)
-            r = responsibilities(logit, logs, off, variance)
-        kind = EM(tuple(temperatures), *pairs[0], epsilon, ones_first=ones_first)
-        return kind, mean, logistic(logit)
+            kind, pairs = last.kind, [(last.kind.beta_u, last.kind.beta_a)]
+        assert last is not None
+        return kind, last.mean, logistic(last.logit)
 
-    def _has(self, variance: Array) -> bool:
-        """Whether a tensor holds the variances, without which it is not EM routing."""
-        return any(difference(variance, value) < 1e-3 for _, _, value in self.of_pose)
+    def _pass(
+        self, kind: EM, u: Array, a: Array, before: _Pass | None, pairs: list[_Pair], number: int
+    ) -> _Pass:
+        """The pass after another one, with the epsilon that is much better than none, if there is one."""
+        plain = self._pass_with(kind, u, a, before, pairs)
+        if number >= 2:
+            return plain  # both have been seen in an argument
+        name = ("cost_epsilon", "activation_epsilon")[number]
+        own: list[dict[str, Any]] = [{name: e} for e in self.epsilons]
+        pairs = [(plain.kind.beta_u, plain.kind.beta_a)]
+        tried = [self._pass_with(replace(kind, **e), u, a, before, pairs) for e in own]
+        best = min(tried, key=lambda each: each.error, default=plain)
+        return best if 10 * best.error < plain.error else plain
+
+    def _pass_with(
+        self, kind: EM, u: Array, a: Array, before: _Pass | None, pairs: list[_Pair]
+    ) -> _Pass:
+        r = kind.first(u.shape[1])
+        if before is not None:
+            r = responsibilities(
+                before.logit, before.logs, before.off, before.variance, kind.activation_epsilon
+            )
+        acting = kind.acting(a)[:, None]
+        mass, mean, off, variance = m_step(u, r * acting, kind.epsilon, kind.variance_epsilon)
+        logs = 0.5 * np.log(variance).sum(-1)
+        pose = u.shape[3]
+        error, scale, pair = _nearest(self.arguments, pairs, pose, logs, mass + kind.cost_epsilon)
+        if pair is None:
+            raise NoMatch(_NO_VARIANCES)
+        near = min(self.scalars, key=lambda s: abs(s - scale), default=scale)
+        scale = near if abs(near - scale) < 1e-4 * abs(scale) else float(np.float32(scale))
+        temperatures = (*kind.temperatures, scale)
+        kind = replace(kind, temperatures=temperatures, beta_u=pair[0], beta_a=pair[1])
+        return _Pass(kind, error, mean, off, variance, logs, kind.logit(-1, logs, mass, pose))
+
+    def _with_epsilons_of_statistics(self, kind: EM, u: Array, a: Array) -> EM:
+        """The kind with those of the means and of the variances, each nearest to a tensor of the region."""
+
+        def first(epsilon: float, own: float = 0.0) -> tuple[Array, Array, Array, Array]:
+            acting = replace(kind, epsilon=epsilon).acting(a)
+            return m_step(u, kind.first(u.shape[1]) * acting[:, None], epsilon, own)
+
+        every = (*self.epsilons, _NO_EPSILON)
+        epsilon = min(every, key=lambda e: self._away(first(e)[1]))
+        own = min((epsilon, *every), key=lambda e: self._away(first(epsilon, e)[3]))
+        return replace(kind, epsilon=epsilon, variance_epsilon=0.0 if own == epsilon else own)
+
+    def _away(self, values: Array) -> float:
+        """How far the nearest of the region's tensors is from means or variances ``[n, j, p]``."""
+        return min((difference(values, value) for _, _, value in self.of_pose), default=math.inf)
 
     def _results(self, mean: Array, activation: Array) -> tuple[_Tensor, _Tensor]:
         """The tensors that hold the poses and the activations; the first if several are equal."""
@@ -237,16 +281,21 @@ class _Base:
         return pose, result
 
     def _accepted(self, kind: EM, pose: _Tensor, result: _Tensor) -> EMMatch:
-        """The kind with the epsilon that agrees best, if it agrees well enough."""
+        """The kind with the epsilons that agree best, if it agrees well enough."""
         function = self.graph.function([self.votes, self.boundary], [pose[0], result[0]])
 
         def original(x: Array, a: Array) -> tuple[Array, Array]:
             found = function(self.roles.write(x), self.children.write(a[:, None, :, None]))
             return pose[1].read(found[0]), result[1].read(found[1])
 
-        kinds = [replace(kind, epsilon=e) for e in self.epsilons]
-        kind = kinds[0] if len(kinds) == 1 else best_em(original, kinds, self.roles.sizes)
         verdict = check_em(original, kind, self.roles.sizes)
+        if not verdict.accepted:
+            # What FP32 measured may be noise.
+            none: dict[str, Any] = dict.fromkeys(EM_EPSILONS, 0.0)
+            plain = replace(kind, **none)
+            kinds = [replace(plain, epsilon=e) for e in self.epsilons]
+            kind = best_em(original, kinds, self.roles.sizes)
+            verdict = check_em(original, kind, self.roles.sizes)
         if not verdict.accepted:
             raise NoMatch(
                 f"EM routing would differ by {verdict.excess:.2g} times the tolerance ({verdict.case})"
@@ -264,10 +313,14 @@ class _Base:
     @property
     def epsilons(self) -> list[float]:
         """The constants that may be the epsilon."""
-        return [s for s in self.scalars if 0 < s <= 1e-2] or [1e-30]
+        return [s for s in self.scalars if 0 < s <= 1e-2] or [_NO_EPSILON]
+
+    @cached_property
+    def arguments(self) -> list[Array]:
+        """Arguments of logistic functions, however they are written."""
+        return list(self._arguments())
 
     def _arguments(self) -> Iterator[Array]:
-        """Arguments of logistic functions, however they are written."""
         n, j = self.roles.sizes[:2]
         some = sampled_positions(self.roles.sizes)
         parts, batch = result_roles(self.roles)
@@ -367,107 +420,3 @@ def _equivalence(
             if not excess <= worst.excess:
                 worst = Equivalence(excess, name)
     return Equivalence(worst.excess, worst.case, undefined)
-
-
-# --- Writing ---
-
-
-@dataclass(frozen=True)
-class EmittedEM:
-    """The nodes, with a description of them.
-
-    Attributes:
-        edit: the nodes.
-        children: the children on their grid.
-        coordinates: coordinates ``[H, W, P]`` added to the votes, or None.
-    """
-
-    edit: Edit
-    children: Children
-    coordinates: Array | None
-
-
-def emit_em(graph: Values, match: EMMatch, tag: str) -> EmittedEM:
-    """The nodes.
-
-    Raises:
-        NoMatch: no operator computes the same.
-    """
-    _, j, _, p = match.roles.sizes
-    vote_source = linear_vote_source(
-        graph, match.votes, match.roles, p, lambda w: matrices(w) is not None
-    )
-    matrix = matrices(vote_source.weight)
-    assert matrix is not None
-    windows, coordinates, shared = _arrangement(vote_source, matrix[1])
-    children = children_of(vote_source, windows, matrix, shared)
-    acting = _acting(graph, match)
-    if not agree(acting, children):
-        raise NoMatch("EM routing whose activations belong to other cells than its poses")
-    edit = Edit(graph, tag)
-    inputs = [read_poses(edit, children), read_activations(edit, acting, children)]
-    kind = match.kind
-    stored = {"weight": children.weight, "beta_u": kind.beta_u, "beta_a": kind.beta_a}
-    paper = coordinates is not None and of_the_paper(coordinates)
-    attributes: dict[str, Any] = {
-        "iterations": len(kind.temperatures),
-        "strides": [1, 1] if shared else list(windows.strides),
-        "inverse_temperatures": list(kind.temperatures),
-        "coordinate_addition": int(paper),
-        "shared": int(shared),
-        "normalize_activations": int(kind.normalized),
-        "ones_first": int(kind.ones_first),
-        "epsilon": float(kind.epsilon),
-    }
-    if coordinates is not None and not paper:
-        stored["coordinates"] = coordinates
-    inputs += [edit.constant(value, name) for name, value in stored.items()]
-    outputs = edit.capsule("EMRouting", inputs, **attributes)
-    write_parents(edit, outputs[0], match.pose_layout, match.pose, children, j, p)
-    edit.describe(outputs[1], (graph.batch, *windows.positions, j))
-    edit.write(outputs[1], match.result_layout, match.result)
-    return EmittedEM(edit, children, coordinates)
-
-
-def _arrangement(vote_source: VoteSource, transposed: bool) -> tuple[Windows, Array | None, bool]:
-    """Windows, the coordinates that are added, and whether weights are shared over the whole grid."""
-    constant = vote_source.constant
-    for windows in sorted(shared_grids(vote_source), key=lambda w: -math.prod(w.grid[:2])):
-        if math.prod(windows.grid[:2]) == 1:
-            continue
-        if constant is None:
-            return windows, None, True
-        coordinates = coordinates_of(constant, windows, transposed)
-        if coordinates is not None:
-            return (*unfolded(windows, coordinates), True)
-    windows = windows_of(vote_source)
-    if constant is None:
-        return windows, None, False
-    coordinates = coordinates_of(constant, windows, transposed)
-    if coordinates is None:
-        raise NoMatch(
-            "EM routing whose votes have a constant part that differs between positions: no "
-            "operator supports this"
-        )
-    return windows, coordinates, False
-
-
-def _acting(graph: Values, match: EMMatch) -> VoteSource:
-    """The source of the children's activations."""
-    try:
-        return linear_vote_source(
-            graph,
-            match.activations,
-            match.children,
-            1,
-            lambda w: bool((np.abs(w - 1) < 1e-6).all()),
-        )
-    except NoMatch:
-        n, _, i, _ = match.children.sizes
-        if n != graph.batch:
-            raise NoMatch("EM routing whose activations are not the cells of a layer") from None
-        g = match.children.groups
-        layout = replace(match.children, groups=(g[0], g[2], 0))
-        return VoteSource(
-            match.activations, layout, np.arange(i)[None], np.ones((1, i, 1, 1)), None
-        )

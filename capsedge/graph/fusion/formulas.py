@@ -124,12 +124,15 @@ class Dynamic:
         return np.asarray(s / np.sqrt(square + self.norm_epsilon + _TINY))
 
 
-def m_step(votes: Array, r: Array, epsilon: float) -> tuple[Array, Array, Array, Array]:
+def m_step(
+    votes: Array, r: Array, epsilon: float, variance_epsilon: float = 0.0
+) -> tuple[Array, Array, Array, Array]:
     """Mass ``[n,j]``, means ``[n,j,p]``, squared deviations ``[n,j,i,p]``, variances ``[n,j,p]``."""
     mass = r.sum(2)
     mean = (r[:, :, None] @ votes)[:, :, 0] / (mass + epsilon)[..., None]
     off = (votes - mean[:, :, None]) ** 2
-    variance = (r[:, :, None] @ off)[:, :, 0] / (mass + epsilon)[..., None] + epsilon
+    variance = (r[:, :, None] @ off)[:, :, 0] / (mass + epsilon)[..., None]
+    variance = variance + (variance_epsilon or epsilon)
     return mass, mean, off, variance
 
 
@@ -147,6 +150,9 @@ class EM:
         temperatures: inverse temperatures, one per iteration.
         beta_u, beta_a: the betas ``[j]``; docs/reference/operators.md defines the cost.
         epsilon: used in the divisions and added to the variances.
+        variance_epsilon: added to the variances instead; 0 for none of its own.
+        activation_epsilon: added to an activation under its logarithm.
+        cost_epsilon: added to the mass in the cost.
         normalized: whether an activation is first divided by itself plus epsilon.
         ones_first: whether responsibilities start at one instead of one over the number of parents.
     """
@@ -157,20 +163,36 @@ class EM:
     epsilon: float
     normalized: bool = False
     ones_first: bool = False
+    variance_epsilon: float = 0.0
+    activation_epsilon: float = 0.0
+    cost_epsilon: float = 0.0
 
     def __call__(self, votes: Array, a: Array) -> tuple[Array, Array]:
         """Poses ``[n, j, p]`` and activations ``[n, j]`` from votes and activations ``[n, i]``."""
-        if self.normalized:
-            a = a / (a + self.epsilon)
-        parents, pose = votes.shape[1], votes.shape[3]
-        r = np.full((1, parents, 1), 1.0 if self.ones_first else 1 / parents)
-        for t, temperature in enumerate(self.temperatures):
-            mass, mean, off, variance = m_step(votes, r * a[:, None], self.epsilon)
+        a = self.acting(a)
+        r = self.first(votes.shape[1])
+        for t in range(len(self.temperatures)):
+            mass, mean, off, variance = m_step(
+                votes, r * a[:, None], self.epsilon, self.variance_epsilon
+            )
             logs = 0.5 * np.log(variance).sum(-1)
-            logit = temperature * (self.beta_a - (self.beta_u * pose + logs) * mass)
+            logit = self.logit(t, logs, mass, votes.shape[3])
             if t + 1 < len(self.temperatures):
-                r = responsibilities(logit, logs, off, variance)
+                r = responsibilities(logit, logs, off, variance, self.activation_epsilon)
         return mean, logistic(logit)
+
+    def first(self, parents: int) -> Array:
+        """The first responsibilities ``[1, j, 1]``."""
+        return np.full((1, parents, 1), 1.0 if self.ones_first else 1 / parents)
+
+    def acting(self, a: Array) -> Array:
+        """What the children's activations count for."""
+        return a / (a + self.epsilon) if self.normalized else a
+
+    def logit(self, t: int, logs: Array, mass: Array, pose: int) -> Array:
+        """The argument of the activations of pass ``t``, from half the logarithms and masses ``[n, j]``."""
+        cost = (self.beta_u * pose + logs) * (mass + self.cost_epsilon)
+        return np.asarray(self.temperatures[t] * (self.beta_a - cost))
 
 
 @dataclass(frozen=True)
@@ -205,9 +227,13 @@ class SelfAttention:
         return squash(self.sums(votes), self.form, self.epsilon)
 
 
-def responsibilities(logit: Array, logs: Array, off: Array, variance: Array) -> Array:
+def responsibilities(
+    logit: Array, logs: Array, off: Array, variance: Array, activation_epsilon: float = 0.0
+) -> Array:
     """The responsibilities ``[n, j, i]`` computed by the E-step."""
     b = -np.logaddexp(0, -logit) - logs
+    if activation_epsilon:
+        b = np.log(logistic(logit) + activation_epsilon) - logs
     return softmax(b[..., None] - 0.5 * (off @ (1 / variance)[..., None])[..., 0], (1,))
 
 

@@ -18,8 +18,9 @@ from capsedge.graph.fusion.candidates import (
 )
 from capsedge.graph.fusion.dynamic import DynamicMatch, fit_dynamic
 from capsedge.graph.fusion.edit import Edit, splice
-from capsedge.graph.fusion.em import emit_em, fit_em
+from capsedge.graph.fusion.em import fit_em
 from capsedge.graph.fusion.emit_dynamic import emit_dynamic
+from capsedge.graph.fusion.emit_em import emit_em
 from capsedge.graph.fusion.grids import Children
 from capsedge.graph.fusion.layouts import Layout
 from capsedge.graph.fusion.self_attention import emit_self_attention, fit_self_attention
@@ -30,6 +31,7 @@ from capsedge.graph.fusion.standard import NO_FASTER, emit_standard
 from capsedge.graph.fusion.values import Values
 from capsedge.graph.fusion.votes import VoteSource, dynamic_vote_source, linear_vote_source
 from capsedge.graph.ir import Graph
+from capsedge.spec.operators import EM_EPSILONS
 
 STANDARD = "standard operators"  # reported if no operator fits
 _NONE = "no operator"
@@ -233,6 +235,8 @@ def _em(
         "inverse temperatures": ", ".join(f"{t:.4g}" for t in match.kind.temperatures),
         "epsilon": f"{match.kind.epsilon:.3g}",
     }
+    own = {name: getattr(match.kind, name) for name in EM_EPSILONS}
+    parameters |= {name.replace("_", " "): f"{e:.3g}" for name, e in own.items() if e}
     if match.kind.normalized:
         parameters["activations"] = "a/(a + epsilon)"
     if match.kind.ones_first:

@@ -19,7 +19,7 @@ from capsedge.models.ops.operator_inputs import (
     windows,
 )
 from capsedge.models.ops.registration import register
-from capsedge.spec.operators import OPERATORS
+from capsedge.spec.operators import EM_EPSILONS, OPERATORS
 
 EPSILON: float = OPERATORS["EMRouting"].complete({})["epsilon"]
 
@@ -93,6 +93,9 @@ def _define(
     normalize_activations: bool,
     ones_first: bool,
     epsilon: float,
+    variance_epsilon: float,
+    activation_epsilon: float,
+    cost_epsilon: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     dtype = accumulation_dtype(pose)
     added = added_coordinates(pose, coordinates, coordinate_addition)
@@ -107,16 +110,21 @@ def _define(
         mass = r.sum(3)
         mean = (r * v).sum(3) / (mass + epsilon)
         deviation = (v - mean.unsqueeze(3)).square()
-        variance = (r * deviation).sum(3) / (mass + epsilon) + epsilon
+        variance = (r * deviation).sum(3) / (mass + epsilon)
+        variance = variance + (variance_epsilon or epsilon)
         log_variance = variance.log()
-        cost = (size * beta_u.to(dtype) + 0.5 * log_variance.sum(-1)) * mass.squeeze(-1)
+        cost = size * beta_u.to(dtype) + 0.5 * log_variance.sum(-1)
+        cost = cost * (mass.squeeze(-1) + cost_epsilon)
         logit = inverse_temperatures[iteration] * (beta_a.to(dtype) - cost)
         if iteration + 1 < iterations:
             # E-step, in the log domain; the constant of the Gaussian cancels in the softmax.
             log_p = -0.5 * (
                 (deviation / variance.unsqueeze(3)).sum(-1) + log_variance.sum(-1).unsqueeze(3)
             )
-            responsibility = (log_p + logsigmoid(logit).unsqueeze(3)).softmax(-1)
+            log_a = logsigmoid(logit)
+            if activation_epsilon:
+                log_a = (logit.sigmoid() + activation_epsilon).log()
+            responsibility = (log_p + log_a.unsqueeze(3)).softmax(-1)
     return (
         mean.to(pose.dtype),
         logit.sigmoid().to(pose.dtype),
@@ -180,6 +188,9 @@ def em_routing(
     normalize_activations: bool = False,
     ones_first: bool = False,
     epsilon: float = EPSILON,
+    variance_epsilon: float = 0.0,
+    activation_epsilon: float = 0.0,
+    cost_epsilon: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Fit each parent's Gaussian to its children's votes by expectation maximisation.
 
@@ -202,6 +213,9 @@ def em_routing(
             ``R a`` by its sum over the parents plus epsilon.
         ones_first: starts with responsibilities of one instead of ``1/M``.
         epsilon: added to the mass in each denominator and to each variance.
+        variance_epsilon: added to each variance instead of ``epsilon``; 0 for none of its own.
+        activation_epsilon: added to a parent's activation under its logarithm.
+        cost_epsilon: added to the mass in the cost.
 
     Returns:
         Poses ``[N, H', W', M, P]``, activations ``[N, H', W', M]`` and the responsibilities of the last
@@ -218,6 +232,9 @@ def em_routing(
     paper = coordinate_addition
     expect(name, not paper or pose.shape[4] >= 4, "coordinate addition needs poses of 2x2 or more")
     expect(name, epsilon > 0, "epsilon {}, wanted > 0", epsilon)
+    own = (variance_epsilon, activation_epsilon, cost_epsilon)
+    for label, value in zip(EM_EPSILONS, own, strict=True):
+        expect(name, value >= 0, "{} {}, wanted >= 0", label, value)
     if coordinates is not None:
         expect(name, not paper, "both 'coordinates' and 'coordinate_addition' are given")
         expect_shape(name, "coordinates", coordinates, [*pose.shape[1:3], pose.shape[4]])
@@ -225,6 +242,7 @@ def em_routing(
     result: tuple[Tensor, Tensor, Tensor] = _op(
         pose, a, weight, beta_u, beta_a, coordinates, len(inverse_temperatures), list(strides),
         list(inverse_temperatures), paper, shared, normalize_activations, ones_first, epsilon,
+        *own,
     )  # fmt: skip
     return result
 

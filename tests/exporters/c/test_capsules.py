@@ -75,6 +75,9 @@ CASES: dict[str, tuple[str, list[Any], dict[str, Any]]] = {
     "votes": ("VoteRouting", [[1, 5, 3, 4], _floats(5, 3), _floats(3, 4)], {"iterations": 2}),
     "em": _em(2, 2, 3, 5, 4, 4, strides=[2, 1], coordinate_addition=1),
     "em of 3x3 poses": _em(2, 2, 3, 4, 3, 3, ones_first=1, normalize_activations=1),
+    "em with epsilons": _em(
+        2, 2, 3, 5, 4, 4, variance_epsilon=1e-3, activation_epsilon=1e-2, cost_epsilon=0.1
+    ),
     "em of all": _em(1, 1, 3, 5, 4, 4, shared=1, coordinate_addition=1),
     "uniform": _maps("UniformRouting", 3, 3, 2, 4, 4, 4),
     "uniform of vectors": _maps(

@@ -229,3 +229,82 @@ class OnesFirst(Paper):
                 density = -0.5 * (off / var[:, None] + torch.log(var)[:, None]).sum(-1)
                 r = torch.softmax(density + nn.functional.logsigmoid(logit)[:, None], dim=2)
         return mean, torch.sigmoid(logit)
+
+
+class SpreadFloor(Paper):
+    """A floor of its own for the variances, another in the denominators."""
+
+    epsilon = 1e-9
+    floor = 1e-5
+
+    def route(
+        self, votes: Tensor, a: Tensor, beta_u: Tensor, beta_a: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        shares = a.unsqueeze(2).expand(votes.shape[:3]) / votes.shape[2]
+        last = len(self.temperatures) - 1
+        for t, temperature in enumerate(self.temperatures):
+            mass = shares.sum(dim=1, keepdim=True).unsqueeze(3)
+            weights = shares.unsqueeze(3) / (mass + self.epsilon)
+            centre = (weights * votes).sum(dim=1, keepdim=True)
+            spread = (weights * (votes - centre).pow(2)).sum(dim=1, keepdim=True) + self.floor
+            cost = (beta_u[:, None] + spread.sqrt().log()) * mass
+            found = torch.sigmoid(temperature * (beta_a - cost.sum(-1)))
+            if t < last:
+                fit = -(votes - centre).pow(2) / (2 * spread) - spread.sqrt().log()
+                shares = torch.softmax(found.log() + fit.sum(-1), dim=2) * a.unsqueeze(2)
+        return centre.squeeze(1), found.squeeze(1)
+
+
+class SafeLogarithm(Writing):
+    """Parents before children; an epsilon under the logarithm of the activations."""
+
+    epsilon = 1e-8
+    safe = 1e-6
+
+    def route(
+        self, votes: Tensor, a: Tensor, beta_u: Tensor, beta_a: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        v = votes.transpose(1, 2)
+        n, j, i, _ = v.shape
+        rr = torch.ones(n, j, i) / j
+        for t in range(2):
+            prime = (rr * a.view(n, 1, i))[..., None]
+            total = prime.sum(2, keepdim=True)
+            mean = (prime * v).sum(2, keepdim=True) / (total + self.epsilon)
+            square = torch.square(v - mean)
+            var = (prime * square).sum(2, keepdim=True) / (total + self.epsilon) + self.epsilon
+            cost = ((beta_u.view(1, j, 1, 1) + 0.5 * torch.log(var)) * total).sum(-1)
+            act = torch.sigmoid(2.0 * (beta_a.view(1, j, 1) - cost))
+            if t == 0:
+                o_p = -(square / (2 * var)).sum(-1) - 0.5 * torch.log(2 * math.pi * var).sum(-1)
+                rr = torch.softmax(torch.log(act + self.safe) + o_p, dim=1)
+        return mean.squeeze(2), act.squeeze(2)
+
+
+class SafeSum(Paper):
+    """A sum of responsibilities that is never zero, in the denominators and in the cost."""
+
+    epsilon = 1e-4
+
+    def route(
+        self, votes: Tensor, a: Tensor, beta_u: Tensor, beta_a: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        r = votes.new_full((*votes.shape[:3], 1), 1 / votes.shape[2])
+        for t, temperature in enumerate(self.temperatures):
+            r = r * a[:, :, None, None]
+            s = self.epsilon + torch.sum(r, 1, True)
+            mu = torch.sum(r * votes, 1, True) / s
+            var = torch.sum(r * (votes - mu) ** 2, 1, True) / s + 1e-6
+            h = (beta_u.unsqueeze(1) + 0.5 * torch.log(var)) * s
+            act = (temperature * (beta_a - h.sum(3))).sigmoid()
+            if t < len(self.temperatures) - 1:
+                e = ((votes - mu) ** 2 / var + torch.log(var)).sum(3) * 0.5
+                r = nn.functional.softmax(torch.log(act + 1e-5) - e, 2).unsqueeze(3)
+        return mu[:, 0], act[:, 0]
+
+
+class LogarithmOfDeviation(Paper):
+    """An epsilon between the root and the logarithm, in the cost alone: no operator has it."""
+
+    def cost(self, beta_u: Tensor, var: Tensor) -> Tensor:
+        return (beta_u[:, None] + torch.log(var.sqrt() + 1e-3)).sum(-1)

@@ -156,6 +156,9 @@ def test_em_routing(writing: type, monkeypatch: pytest.MonkeyPatch) -> None:
             kind, temperatures=(*kind.temperatures, kind.temperatures[-1])
         ),
         "epsilon times 10": replace(kind, epsilon=10 * kind.epsilon),
+        "epsilon of the variance": replace(kind, variance_epsilon=2 * kind.epsilon),
+        "epsilon of the activation": replace(kind, activation_epsilon=1e-2),
+        "epsilon of the cost": replace(kind, cost_epsilon=1e-2),
         "beta_u plus 1 %": replace(kind, beta_u=1.01 * kind.beta_u),
         "betas swapped": replace(kind, beta_u=kind.beta_a, beta_a=kind.beta_u),
         "normalized": replace(kind, normalized=not kind.normalized),
@@ -173,7 +176,7 @@ def test_em_routing(writing: type, monkeypatch: pytest.MonkeyPatch) -> None:
     assert check_em(original, kind, sizes).accepted
 
 
-def over_children(logit: Any, logs: Any, off: Any, variance: Any) -> Any:
+def over_children(logit: Any, logs: Any, off: Any, variance: Any, _: float) -> Any:
     """The E-step with its softmax on the swapped axis."""
     b = -np.logaddexp(0, -logit) - logs
     return formulas.softmax(b[..., None] - 0.5 * (off / variance[:, :, None]).sum(-1), (2,))

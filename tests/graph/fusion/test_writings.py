@@ -140,6 +140,34 @@ def test_em_routing_is_recognized(writing: type) -> None:
     assert second["parents"] == "6 of 4"
 
 
+OWN_EPSILONS = {
+    E.SpreadFloor: {"epsilon": "1e-09", "variance epsilon": "1e-05"},
+    E.SafeLogarithm: {"epsilon": "1e-08", "activation epsilon": "1e-06"},
+    E.SafeSum: {
+        "epsilon": "0.0001", "variance epsilon": "1e-06", "activation epsilon": "1e-05",
+        "cost epsilon": "0.0001",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("writing", OWN_EPSILONS, ids=lambda w: w.__name__)
+def test_epsilons_of_other_places_are_recognized(writing: type) -> None:
+    improved = optimize_model(exported(writing(), E.Writing.example(3)).SerializeToString())
+    assert operators(improved) == {"EMRouting": 2}
+    wanted = OWN_EPSILONS[writing]
+    for found in (f.parameters for f in improved.fusion.fused):
+        assert {k: v for k, v in found.items() if k.endswith("epsilon")} == wanted
+
+
+@pytest.mark.thorough
+def test_an_epsilon_that_no_operator_has_leaves_the_routing() -> None:
+    data = exported(E.LogarithmOfDeviation(), E.Writing.example(3)).SerializeToString()
+    improved = optimize_model(data)
+    assert not improved.fusion.fused
+    assert all("EM routing" in each.reason for each in improved.fusion.not_fused)
+
+
 @pytest.mark.thorough
 def test_normalized_activations_and_coordinates_are_recognized() -> None:
     improved = optimize_model(exported(E.Renormalized(), E.Writing.example(3)).SerializeToString())

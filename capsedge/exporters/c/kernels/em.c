@@ -3,7 +3,7 @@
 typedef struct {
   caps_windows windows;
   int iterations, centres, normalize;
-  float first, epsilon;
+  float first, epsilon, variance_epsilon, activation_epsilon, cost_epsilon;
 } caps_em_SUFFIX_t;
 
 /* The votes of child i of a window, with the coordinates of its cell. */
@@ -95,14 +95,15 @@ CAPS_INLINE void caps_em_SUFFIX(const caps_em_SUFFIX_t *e, const float *pose, co
         for (j = 0; j < parents; j++) caps_add_squares(variance + j * size, votes + j * size, mean + j * size, ri[j], size);
       }
       for (j = 0; j < parents; j++) for (h = j * size; h < (j + 1) * size; h++)
-        variance[h] = variance[h] / (mass[j] + e->epsilon) + e->epsilon;
+        variance[h] = variance[h] / (mass[j] + e->epsilon) + e->variance_epsilon;
       caps_log_all(variance, logs, all);
       for (j = 0; j < parents; j++) {
         float cost = 0.0f, z;
         for (h = j * size; h < (j + 1) * size; h++) cost += logs[h];
-        z = temperatures[t] * (beta_a[j] - ((float)size * beta_u[j] + 0.5f * cost) * mass[j]);
+        z = temperatures[t] * (beta_a[j] - ((float)size * beta_u[j] + 0.5f * cost) * (mass[j] + e->cost_epsilon));
         prior[j] = (z < 0.0f ? z : 0.0f) - caps_log(1.0f + caps_exp(z < 0.0f ? z : -z)); /* ln sigmoid(z) */
         a_out[j] = caps_exp(z < 0.0f ? z : 0.0f) / (1.0f + caps_exp(z < 0.0f ? z : -z));
+        if (e->activation_epsilon > 0.0f) prior[j] = caps_log(a_out[j] + e->activation_epsilon);
       }
       /* What parents have in common cancels in the softmax; left in, it takes digits from the distances. */
       for (h = 0; h < size; h++) {

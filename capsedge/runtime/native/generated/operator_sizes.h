@@ -9,7 +9,7 @@ namespace capsedge {
 constexpr size_t kMostInputs = 9;
 constexpr size_t kMostOutputs = 2;
 constexpr size_t kMostDimensions = 6;
-constexpr size_t kMostAttributes = 8;
+constexpr size_t kMostAttributes = 11;
 constexpr size_t kMostIntegers = 4;
 
 }  // namespace capsedge

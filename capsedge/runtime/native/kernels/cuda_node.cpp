@@ -52,6 +52,9 @@ void read_em(const CudaAttributes& attributes, capsedge_cuda_routing& layer) {
   layer.shared = attributes.integer("shared");
   layer.normalize_activations = attributes.integer("normalize_activations");
   layer.ones_first = attributes.integer("ones_first");
+  layer.variance_epsilon = attributes.number("variance_epsilon");
+  layer.activation_epsilon = attributes.number("activation_epsilon");
+  layer.cost_epsilon = attributes.number("cost_epsilon");
   const std::vector<float> lambdas = attributes.numbers("inverse_temperatures");
   std::copy_n(lambdas.begin(), std::min<size_t>(lambdas.size(), CAPSEDGE_CUDA_MAX_ITERATIONS),
               layer.inverse_temperatures);
@@ -82,6 +85,9 @@ std::string wrong_attributes(const OperatorSpec& spec, const CudaAttributes& att
     if (found != static_cast<size_t>(attributes.integer("iterations")))
       return "attribute 'inverse_temperatures' has " + std::to_string(found) + " numbers: wanted one per iteration";
   }
+  for (const char* name : {"variance_epsilon", "activation_epsilon", "cost_epsilon"})
+    if (spec.has_attribute(name) && !(attributes.number(name) >= 0))
+      return "attribute '" + std::string(name) + "' is negative: wanted 0 or more";
   return "";
 }
 

@@ -55,6 +55,7 @@ typedef struct capsedge_cuda_routing {
   int32_t over_children, replace, normalize, elementwise;
   int32_t one_weight;   /* dynamic: one for all children */
   int32_t vote_biases;  /* dynamic: 0 none, 1 for all children, or one for each */
+  float variance_epsilon, activation_epsilon, cost_epsilon; /* EM: 0 or more; the first 0 for epsilon */
   float epsilon, agreement_scale;     /* the scale: of dynamic routing, votes, attention */
   float inverse_temperatures[CAPSEDGE_CUDA_MAX_ITERATIONS];
   const void* pose;             /* u of dynamic routing and self-attention; votes [images][types][parents][columns], whose inner is 1 */

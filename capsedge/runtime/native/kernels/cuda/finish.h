@@ -145,9 +145,10 @@ CAPSEDGE_DEVICE void finish_em(const Block& b, const Layer& l, int64_t unit, con
   const int P = l.pose_elements, size = l.parents * P;
   const float inverse = 1.0f / (mass + l.epsilon);
   const float shrink = mass * inverse;  // the specification divides by mass + epsilon, not by the mass
+  const float added = l.variance_epsilon > 0.0f ? l.variance_epsilon : l.epsilon;
   const float logarithms = sum_of(b, l, p, [&](int at, int element) {
     const float centre = partial[at], mean = centre * shrink, gap = centre - mean;
-    const float variance = fmaf(fmaf(gap * gap, mass, partial[size + at]), inverse, l.epsilon);
+    const float variance = fmaf(fmaf(gap * gap, mass, partial[size + at]), inverse, added);
     if (last) {
       store<T>(l.out_pose, unit * size + element, mean);
     } else {
@@ -158,14 +159,16 @@ CAPSEDGE_DEVICE void finish_em(const Block& b, const Layer& l, int64_t unit, con
   });
   if (!p.there || p.lane) return;
   const float half = 0.5f * logarithms;
-  const float cost = fmaf(static_cast<float>(P), load<T>(l.beta_u, p.number), half) * mass;
+  const float cost = fmaf(static_cast<float>(P), load<T>(l.beta_u, p.number), half) * (mass + l.cost_epsilon);
   const float argument = inverse_temperature * (load<T>(l.beta_a, p.number) - cost);
   // z = exp -|argument|: sigmoid and its logarithm without overflow.
   const float z = expf(-fabsf(argument));
+  const float activation = (argument < 0.0f ? z : 1.0f) / (1.0f + z);
   if (last) {
-    store<T>(l.out_activation, unit * l.parents + p.number, (argument < 0.0f ? z : 1.0f) / (1.0f + z));
+    store<T>(l.out_activation, unit * l.parents + p.number, activation);
   } else {
-    state[2 * size + p.number] = (argument < 0.0f ? argument : 0.0f) - log1pf(z) - half;
+    state[2 * size + p.number] = (l.activation_epsilon > 0.0f ? logf(activation + l.activation_epsilon)
+                                                              : (argument < 0.0f ? argument : 0.0f) - log1pf(z)) - half;
   }
 }
 

@@ -305,6 +305,10 @@ const char* check_layer(const capsedge_cuda_routing& r) {
   if (r.coordinates && r.additions) return "coordinates and additions exclude each other";
   if (r.coordinates && r.rows < 2) return "coordinates need poses of two rows";
   if (!(r.epsilon > 0)) return "epsilon is not positive";
+  if (!em && (r.variance_epsilon || r.activation_epsilon || r.cost_epsilon))
+    return "epsilons of the variance, the activation and the cost belong to EM routing";
+  if (!(r.variance_epsilon >= 0 && r.activation_epsilon >= 0 && r.cost_epsilon >= 0))
+    return "an epsilon of the variance, the activation or the cost is negative";
   if (r.shared ? r.grid_height != 1 || r.grid_width != 1 || r.kernel_height != 1 || r.kernel_width != 1
                : (r.grid_height - 1) * static_cast<int64_t>(r.stride_rows) + r.kernel_height > r.height ||
                      (r.grid_width - 1) * static_cast<int64_t>(r.stride_columns) + r.kernel_width > r.width)

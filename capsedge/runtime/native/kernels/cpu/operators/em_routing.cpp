@@ -73,7 +73,7 @@ struct Settings {
   Shape strides;
   bool shared;
   bool normalize, ones_first;
-  float epsilon;
+  float epsilon, variance_epsilon, activation_epsilon, cost_epsilon;
   std::vector<float> temperatures;  // one per iteration
 };
 
@@ -240,6 +240,9 @@ class Run {
     f.beta_a = betas_.data() + real_.lanes;
     f.inverse_temperature = settings_.temperatures[t];
     f.epsilon = settings_.epsilon;
+    f.variance_epsilon = settings_.variance_epsilon;
+    f.activation_epsilon = settings_.activation_epsilon;
+    f.cost_epsilon = settings_.cost_epsilon;
     f.mean = own.mean;
     f.precision = own.precision;
     f.offset = own.offset;
@@ -277,6 +280,12 @@ class Run {
   int64_t statistics_floats_, pass_floats_, kept_floats_;  // of one position; kept: 0 if votes are recomputed
 };
 
+float not_negative(const Attributes& attributes, const char* name) {
+  const float value = attributes.number(name);
+  expect(value >= 0, "EMRouting", "attribute '", name, "' is ", value, ": wanted a number not below zero");
+  return value;
+}
+
 class EmRouting : public Operator {
  public:
   EmRouting(const Attributes& attributes, const Level& level)
@@ -287,7 +296,11 @@ class EmRouting : public Operator {
                   attributes.flag("normalize_activations"),
                   attributes.flag("ones_first"),
                   attributes.number("epsilon"),
+                  not_negative(attributes, "variance_epsilon"),
+                  not_negative(attributes, "activation_epsilon"),
+                  not_negative(attributes, "cost_epsilon"),
                   attributes.numbers("inverse_temperatures")} {
+    if (settings_.variance_epsilon == 0) settings_.variance_epsilon = settings_.epsilon;
     const auto count = static_cast<int64_t>(settings_.temperatures.size());
     const int64_t iterations = attributes.iterations();
     expect(iterations == count, name(), "attribute 'iterations' is ", iterations, ", but there are ", count,
@@ -340,7 +353,7 @@ class EmRouting : public Operator {
   }
 
   const bool paper_coordinates_;
-  const Settings settings_;
+  Settings settings_;
   std::optional<Buffer> weight_;
   std::optional<Coordinates> coordinates_;
 };

@@ -250,18 +250,19 @@ static void em_finish(const EmFinish& f) {
       const V mean = centre * shrink;
       const V gap = centre - mean;
       const V squares = madd(gap * gap, mass, load(f.moments.squares + at));
-      const V variance = madd(squares, inverse, splat(f.epsilon));
+      const V variance = madd(squares, inverse, splat(f.variance_epsilon));
       store(f.mean + at, mean);
       store(f.precision + at, 1.0f / variance);
       log_variances = log_variances + log(variance);
     }
     const V half = log_variances * 0.5f;
-    const V cost = madd(splat(static_cast<float>(f.pose_elements)), load(f.beta_u + v), half) * mass;
+    const V cost = madd(splat(static_cast<float>(f.pose_elements)), load(f.beta_u + v), half) * (mass + f.cost_epsilon);
     const V logit = (load(f.beta_a + v) - cost) * f.inverse_temperature;
     // z = exp -|logit|: sigmoid and its logarithm without overflow.
     const V z = exp_of_negative(-abs(logit));
     const V sigmoid = select(logit < V{}, z, splat(1.0f)) / (z + 1.0f);
-    const V log_sigmoid = select(logit < V{}, logit, V{}) - log(z + 1.0f);
+    const V log_sigmoid = f.activation_epsilon > 0 ? log(sigmoid + f.activation_epsilon)
+                                                   : select(logit < V{}, logit, V{}) - log(z + 1.0f);
     store(f.activation + v, sigmoid);
     store(f.offset + v, log_sigmoid - half);
   }

@@ -123,6 +123,7 @@ struct EmFinish {
   const float* beta_u;   // [lanes]
   const float* beta_a;   // [lanes]
   float inverse_temperature, epsilon;
+  float variance_epsilon, activation_epsilon, cost_epsilon;
   float* mean;
   float* precision;
   float* offset;

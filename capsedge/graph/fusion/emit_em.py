@@ -1,0 +1,132 @@
+"""Write EMRouting."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from capsedge.graph.fusion import NoMatch
+from capsedge.graph.fusion.edit import Edit
+from capsedge.graph.fusion.em import EMMatch
+from capsedge.graph.fusion.grids import (
+    Children,
+    Windows,
+    agree,
+    children_of,
+    coordinates_of,
+    matrices,
+    of_the_paper,
+    read_activations,
+    read_poses,
+    shared_grids,
+    unfolded,
+    windows_of,
+    write_parents,
+)
+from capsedge.graph.fusion.values import Array, Values
+from capsedge.graph.fusion.votes import VoteSource, linear_vote_source
+from capsedge.spec.operators import EM_EPSILONS
+
+
+@dataclass(frozen=True)
+class EmittedEM:
+    """The nodes, with a description of them.
+
+    Attributes:
+        edit: the nodes.
+        children: the children on their grid.
+        coordinates: coordinates ``[H, W, P]`` added to the votes, or None.
+    """
+
+    edit: Edit
+    children: Children
+    coordinates: Array | None
+
+
+def emit_em(graph: Values, match: EMMatch, tag: str) -> EmittedEM:
+    """The nodes.
+
+    Raises:
+        NoMatch: no operator computes the same.
+    """
+    _, j, _, p = match.roles.sizes
+    vote_source = linear_vote_source(
+        graph, match.votes, match.roles, p, lambda w: matrices(w) is not None
+    )
+    matrix = matrices(vote_source.weight)
+    assert matrix is not None
+    windows, coordinates, shared = _arrangement(vote_source, matrix[1])
+    children = children_of(vote_source, windows, matrix, shared)
+    acting = _acting(graph, match)
+    if not agree(acting, children):
+        raise NoMatch("EM routing whose activations belong to other cells than its poses")
+    edit = Edit(graph, tag)
+    inputs = [read_poses(edit, children), read_activations(edit, acting, children)]
+    kind = match.kind
+    stored = {"weight": children.weight, "beta_u": kind.beta_u, "beta_a": kind.beta_a}
+    paper = coordinates is not None and of_the_paper(coordinates)
+    attributes: dict[str, Any] = {
+        "iterations": len(kind.temperatures),
+        "strides": [1, 1] if shared else list(windows.strides),
+        "inverse_temperatures": list(kind.temperatures),
+        "coordinate_addition": int(paper),
+        "shared": int(shared),
+        "normalize_activations": int(kind.normalized),
+        "ones_first": int(kind.ones_first),
+        **{name: float(getattr(kind, name)) for name in ("epsilon", *EM_EPSILONS)},
+    }
+    if coordinates is not None and not paper:
+        stored["coordinates"] = coordinates
+    inputs += [edit.constant(value, name) for name, value in stored.items()]
+    outputs = edit.capsule("EMRouting", inputs, **attributes)
+    write_parents(edit, outputs[0], match.pose_layout, match.pose, children, j, p)
+    edit.describe(outputs[1], (graph.batch, *windows.positions, j))
+    edit.write(outputs[1], match.result_layout, match.result)
+    return EmittedEM(edit, children, coordinates)
+
+
+def _arrangement(vote_source: VoteSource, transposed: bool) -> tuple[Windows, Array | None, bool]:
+    """Windows, the coordinates that are added, and whether weights are shared over the whole grid."""
+    constant = vote_source.constant
+    for windows in sorted(shared_grids(vote_source), key=lambda w: -math.prod(w.grid[:2])):
+        if math.prod(windows.grid[:2]) == 1:
+            continue
+        if constant is None:
+            return windows, None, True
+        coordinates = coordinates_of(constant, windows, transposed)
+        if coordinates is not None:
+            return (*unfolded(windows, coordinates), True)
+    windows = windows_of(vote_source)
+    if constant is None:
+        return windows, None, False
+    coordinates = coordinates_of(constant, windows, transposed)
+    if coordinates is None:
+        raise NoMatch(
+            "EM routing whose votes have a constant part that differs between positions: no "
+            "operator supports this"
+        )
+    return windows, coordinates, False
+
+
+def _acting(graph: Values, match: EMMatch) -> VoteSource:
+    """The source of the children's activations."""
+    try:
+        return linear_vote_source(
+            graph,
+            match.activations,
+            match.children,
+            1,
+            lambda w: bool((np.abs(w - 1) < 1e-6).all()),
+        )
+    except NoMatch:
+        n, _, i, _ = match.children.sizes
+        if n != graph.batch:
+            raise NoMatch("EM routing whose activations are not the cells of a layer") from None
+        g = match.children.groups
+        layout = replace(match.children, groups=(g[0], g[2], 0))
+        return VoteSource(
+            match.activations, layout, np.arange(i)[None], np.ones((1, i, 1, 1)), None
+        )
