@@ -95,7 +95,7 @@ def _em(operator: str, args: tuple[Any, ...]) -> UnrolledIterations:
         function(*inputs, t, strides, schedule[:t], *others) for t in range(1, iterations + 2)
     ]
     pose, a, weight, _, _, coordinates = inputs
-    coordinate_addition, shared, normalized, _, epsilon = others
+    coordinate_addition, shared, normalized, _, epsilon, *_own = others
     added = added_coordinates(pose, coordinates, coordinate_addition)
     v, kernel, strides = gaussian_votes(pose, weight, added, strides, shared)
     acting = acting_children(a, kernel, strides, epsilon if normalized else None)

@@ -70,28 +70,28 @@ def _samples(dtype: torch.dtype = torch.float64, grad: bool = True) -> dict[str,
             OPERATORS.em_routing,
             (
                 t(2, 3, 3, 2, 4), a, t(2, 2, 2, 3, 2, 2), t(3), t(3), None,
-                2, [1, 1], [0.1, 0.2], True, False, False, False, 1e-4,
+                2, [1, 1], [0.1, 0.2], True, False, False, False, 1e-4, 0.0, 0.0, 0.0,
             ),
         ),
         "em shared": (
             OPERATORS.em_routing,
             (
                 t(2, 2, 3, 2, 4), one, t(1, 1, 2, 3, 2, 2), t(3), t(3), None,
-                3, [1, 1], [0.1, 0.2, 0.3], True, True, False, False, 1e-4,
+                3, [1, 1], [0.1, 0.2, 0.3], True, True, False, False, 1e-4, 1e-2, 1e-3, 0.1,
             ),
         ),
         "em with coordinates": (
             OPERATORS.em_routing,
             (
                 t(2, 3, 3, 2, 4), a, t(2, 2, 2, 3, 2, 2), t(3), t(3), t(3, 3, 4),
-                2, [1, 1], [0.1, 0.2], False, False, True, True, 1e-2,
+                2, [1, 1], [0.1, 0.2], False, False, True, True, 1e-2, 0.0, 0.01, 0.0,
             ),
         ),
         "em with coordinates shared": (
             OPERATORS.em_routing,
             (
                 t(2, 2, 3, 2, 4), one, t(1, 1, 2, 3, 2, 2), t(3), t(3), t(2, 3, 4),
-                2, [1, 1], [0.1, 0.2], False, True, True, False, 1e-2,
+                2, [1, 1], [0.1, 0.2], False, True, True, False, 1e-2, 0.1, 0.0, 0.2,
             ),
         ),
         "self-attention": (
