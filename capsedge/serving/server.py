@@ -26,7 +26,7 @@ from capsedge.spec import limits
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 _CLOSE = 1  # seconds for closing connections whose requests are answered
 _STEP = 0.01  # seconds between checks whether uvicorn has started
-_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
+_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")  # no system has them all
 _AGAIN = (
     signal.SIGINT,
     signal.SIGTERM,
@@ -119,10 +119,17 @@ class Server:
 
     def _take_signals(self) -> None:
         loop = asyncio.get_running_loop()
+
+        def handle(number: int, _frame: object) -> None:
+            loop.call_soon_threadsafe(self.stop, number)
+
         for name in _SIGNALS:
             number = getattr(signal, name, None)
             if number is not None and signal.getsignal(number) != signal.SIG_IGN:
-                loop.add_signal_handler(number, self.stop, int(number))
+                try:
+                    loop.add_signal_handler(number, self.stop, int(number))
+                except NotImplementedError:  # by the event loops of Windows
+                    signal.signal(number, handle)
 
     def stop(self, number: int) -> None:
         """Stop as after a signal; after a second one, at once."""

@@ -52,6 +52,7 @@ PROGRAMS: dict[str, list[str]] = {
         f"{ZOO}/digits-em.safetensors", f"{ZOO}/digits-em.onnx", "--batch", "1", "--threads", "1",
     ],
     "rewrites": ["--model", "em-smallnorb-small", "--iters", "1", "--threads", "1", "--runs", "2"],
+    "segmentation": ["--model", "digits-clutter", "--size", "32", "--threads", "1", "--seconds", "0.05"],
     "startup": ["--rounds", "1"],
     "typical_input": [DATA],
 }  # fmt: skip

@@ -99,7 +99,7 @@ def run(
     system, machine = SYSTEMS[platform]
     said = {
         "platform": platform, "system": system, "machine": machine, "hidden": lacking(platform),
-        "absent": _UNIX if platform == "win32" else (),
+        "absent": (*_UNIX, "uvloop") if platform == "win32" else (),
     }  # fmt: skip
     native = str(libraries or _libraries(platform).name)
     path = os.pathsep.join(filter(None, [str(HIDDEN), native, os.environ.get("PYTHONPATH")]))

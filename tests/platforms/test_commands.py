@@ -32,6 +32,30 @@ def test_every_verb(
     assert not list(tmp_path.rglob(".capsedge-*"))
 
 
+SERVING = """
+import os, signal, threading, urllib.request
+import capsedge
+
+def ready(serving, address):
+    def ask():
+        with urllib.request.urlopen(f"http://127.0.0.1:{address.ports.rest}/v2/health/ready") as answer:
+            print(answer.status, flush=True)
+        os.kill(os.getpid(), signal.SIGINT)
+    threading.Thread(target=ask).start()
+
+print(capsedge.serve("digits-em", port=0, grpc_port=0, metrics_port=0, batch=1, ready=ready) == signal.SIGINT)
+"""
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("platform", SYSTEMS)
+def test_the_server_starts_answers_and_stops(platform: str, tmp_path: Path) -> None:
+    """The event loops of Windows have no handlers of signals, and uvloop does not support it."""
+    pytest.importorskip("uvicorn")
+    done = run(platform, "-c", SERVING, cwd=tmp_path)
+    assert done.stdout.split() == ["200", "True"], done.stderr
+
+
 @pytest.mark.thorough
 def test_doctor_says_what_the_machine_is(tmp_path: Path) -> None:
     done = run("win32", "-m", "capsedge", "doctor", "--json", cwd=tmp_path)

@@ -98,8 +98,11 @@ def _importing(
     ours = importer.partition(".")[0] == "capsedge"
     if ours and name.partition(".")[0] in PLATFORM["absent"]:
         raise ModuleNotFoundError(f"No module named '{name}' here", name=name)
-    if ours and name == "winreg" and PLATFORM["platform"] == "win32":
-        return windows.WINREG
+    if ours and PLATFORM["platform"] == "win32":
+        if name == "winreg":
+            return windows.WINREG
+        if name == "asyncio":
+            windows.limit_event_loops()
     if ours and name in _MODULES:
         return _MODULES[name]
     return _import(name, globals, locals, fromlist, level)

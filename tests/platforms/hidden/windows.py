@@ -10,6 +10,16 @@ from typing import Any
 CPU = "A processor from the registry"
 
 
+def limit_event_loops() -> None:
+    """Handlers of signals are for the event loops of Unix."""
+    from asyncio import unix_events
+
+    def add_signal_handler(*_arguments: Any) -> None:
+        raise NotImplementedError
+
+    unix_events._UnixSelectorEventLoop.add_signal_handler = add_signal_handler  # type: ignore[method-assign]
+
+
 class _Key:
     def __enter__(self) -> _Key:
         return self
