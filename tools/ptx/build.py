@@ -23,7 +23,9 @@ from capsedge.errors import EnvironmentProblem
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "ptx"
 NATIVE = Path(__file__).with_name("native")
-KERNELS = ROOT / "capsedge" / "runtime" / "native" / "kernels" / "cuda"
+SOURCES = ROOT / "capsedge" / "runtime" / "native"
+KERNELS = SOURCES / "kernels" / "cuda"
+SYSTEM = SOURCES / "system"  # how libraries are opened here
 ARCHITECTURES = (75, 87, 90)
 # Vectors of eight for the lanes of a warp; no option that changes results.
 HOST = "-fPIC,-O3,-mavx2,-mfma,-mf16c,-fno-math-errno,-fno-trapping-math,-Wall,-Wextra"
@@ -204,11 +206,13 @@ def built(architecture: int, *, kernels: Path = KERNELS, flags: str = "") -> Bui
 def host(files: list[Path], flags: str = "") -> Path:
     """The host's library, by g++ and without CUDA's headers."""
     name = "libcapsedge_cuda.so"
+    files = [*files, *SYSTEM.iterdir()]
     target = BUILD / f"host-{_digest(files, flags)}"
     with once(target) as made:
         if made:
             units = [str(file) for file in sorted(files) if file.suffix == ".cpp"]
             options = ["-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
+            options.append(f"-I{SOURCES}")
             options += [flag for flag in flags.split(",") if flag]
             _run("g++", *options, "-shared", *units, "-o", str(made / name), cwd=made)
     return target / name
