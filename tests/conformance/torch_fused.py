@@ -48,8 +48,8 @@ class TorchFused(Torch):
             return reason
         if case.operator not in cuda_library.OPERATORS:
             return f"no CUDA kernel for {case.operator}"
-        if case.options.get("history"):
-            return "no priors and masks of images in the kernels: PyTorch runs"
+        if case.features & {"per image", "shared votes"}:
+            return "no inputs per image and no shared votes in the kernels: PyTorch runs"
         return "" if dtype in ("float32", "float16") else f"no kernels for {dtype}"
 
     def prepare(self, case: Case, inputs: Arrays, dtype: str) -> Callable[[], Arrays]:
