@@ -200,7 +200,7 @@ class Operators(nn.Module):
 
 
 class OverChildrenPerElement(Own):
-    """One logit for each element of a pose: recognized as what it is, and left."""
+    """One logit for each element of a pose: recognized as what it is, written with standard operators."""
 
     def forward(self, x: Tensor) -> Tensor:
         votes = self.votes(x)
@@ -209,4 +209,17 @@ class OverChildrenPerElement(Own):
             v = squash((F.softmax(b, dim=1) * votes).sum(1))
             if i < 2:
                 b = b + votes * v[:, None]
+        return v
+
+
+class TanhAgreement(Own):
+    """Agreement of a form of its own: not recognized, and left."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        votes = self.votes(x)
+        b = torch.zeros_like(votes[..., :1])
+        for i in range(3):
+            v = squash((F.softmax(b, dim=2) * votes).sum(1))
+            if i < 2:
+                b = b + torch.tanh(votes * v[:, None]).sum(-1, keepdim=True)
         return v

@@ -84,10 +84,17 @@ def test_self_routing_is_rewritten(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.thorough
 def test_what_is_not_recognized_stays_and_is_said(tmp_path: Path) -> None:
-    report = exported(nets.OverChildrenPerElement(), tmp_path / "m.onnx")
+    report = exported(nets.TanhAgreement(), tmp_path / "m.onnx")
     assert not any("Routing" in name for name in report.operators)
     assert report.fusion.not_fused[0].reason
     assert all("no capsule operator that routes" in v for v in report.rewrites.values())
+
+
+@pytest.mark.thorough
+def test_what_no_operator_computes_has_another_form(tmp_path: Path) -> None:
+    report = exported(nets.OverChildrenPerElement(), tmp_path / "m.onnx")
+    assert not any("Routing" in name for name in report.operators)
+    assert "one logit for each element" in report.fusion.fused[0].notes[0]
 
 
 @pytest.mark.thorough
