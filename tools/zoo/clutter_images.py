@@ -7,18 +7,16 @@ writes a folder of images with masks (docs/reference/data.md) from the MNIST in 
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
-from PIL.PngImagePlugin import PngInfo
 
 from capsedge.datasets import read_split
 from capsedge.runtime.metadata.metadata import Preprocessing
-from capsedge.runtime.session.mask_files import CLASSES_KEY
+from capsedge.runtime.session.mask_files import mask_png
 
 SIDE = 32
 DIGIT = 28
@@ -65,8 +63,6 @@ def write(data: Path, folder: Path) -> None:
         "validation": training[-COUNTS["validation"] :],
         "test": read_split(data, "test", prep).images[: COUNTS["test"], ..., 0],
     }
-    names = PngInfo()
-    names.add_text(CLASSES_KEY, json.dumps(CLASSES))
     for split, digits in inks.items():
         random = np.random.default_rng(_SEEDS[split])
         for name in ("images", "masks"):
@@ -74,7 +70,8 @@ def write(data: Path, folder: Path) -> None:
         for number, ink in enumerate(digits):
             pixels, mask = draw(ink, random)
             Image.fromarray(pixels).save(folder / split / "images" / f"{number:05}.png")
-            Image.fromarray(mask).save(folder / split / "masks" / f"{number:05}.png", pnginfo=names)
+            file = folder / split / "masks" / f"{number:05}.png"
+            file.write_bytes(mask_png(mask, CLASSES))
 
 
 if __name__ == "__main__":

@@ -73,13 +73,9 @@ def expressed(match: DynamicMatch, batch: int, free: bool) -> Expressed:
     gain = 1.0
     notes: tuple[str, ...] = ()
     if kind.form == "A":
-        if kind.epsilon > MOST_ADDED:
-            raise NoMatch(
-                f"a squash with {kind.epsilon:g} added to the norm: no operator supports this"
-            )
+        form = replace(form, epsilon=epsilon_under_root(kind.form, kind.epsilon))
         most = f"{kind.epsilon / 2:.1g} at most"
         notes = (f"the epsilon {kind.epsilon:.3g} added to the norm stands under the root: {most}",)
-        form = replace(form, epsilon=max(kind.epsilon**2, STAND_IN))
     elif kind.form in "FH":
         if kind.epsilon > MOST_ADDED:
             raise NoMatch(
@@ -96,6 +92,19 @@ def expressed(match: DynamicMatch, batch: int, free: bool) -> Expressed:
     if kind.normalize:
         form = replace(form, norm_epsilon=form.epsilon)
     return Expressed(form, gain, notes)
+
+
+def epsilon_under_root(form: str, epsilon: float) -> float:
+    """The epsilon with which ``Squash`` computes a squash of form A or B.
+
+    Raises:
+        NoMatch: form A adds more than `MOST_ADDED` to the norm.
+    """
+    if form == "A":
+        if epsilon > MOST_ADDED:
+            raise NoMatch(f"a squash with {epsilon:g} added to the norm: no operator supports this")
+        epsilon = epsilon**2
+    return max(epsilon, STAND_IN)
 
 
 def _other(kind: Dynamic, pose: int) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 
 from capsedge.graph.fusion import NoMatch
 from capsedge.graph.fusion.edit import Edit
-from capsedge.graph.fusion.emit_dynamic import ATOL, MOST_ADDED, RTOL, STAND_IN
+from capsedge.graph.fusion.emit_dynamic import ATOL, RTOL, epsilon_under_root
 from capsedge.graph.fusion.equal_pieces import once
 from capsedge.graph.fusion.equivalence import (
     LOOSE,
@@ -118,11 +118,7 @@ def emit_squash(graph: Values, match: SquashMatch, tag: str) -> Edit:
     Raises:
         NoMatch: it would compute something else.
     """
-    epsilon = max(match.epsilon**2 if match.form == "A" else match.epsilon, STAND_IN)
-    if match.form == "A" and match.epsilon > MOST_ADDED:
-        raise NoMatch(
-            f"a squash with {match.epsilon:g} added to the norm: no operator supports this"
-        )
+    epsilon = epsilon_under_root(match.form, match.epsilon)
     shape = graph.shapes[match.source]
     moved = (*shape[: match.axis], *shape[match.axis + 1 :], shape[match.axis])
 

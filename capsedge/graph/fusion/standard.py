@@ -23,10 +23,9 @@ from capsedge.graph.fusion import NoMatch
 from capsedge.graph.fusion.dynamic import DynamicMatch
 from capsedge.graph.fusion.edit import Edit, splice
 from capsedge.graph.fusion.emit_dynamic import (
-    MOST_ADDED,
-    STAND_IN,
     Expressed,
     check_expressed,
+    epsilon_under_root,
     read_children,
 )
 from capsedge.graph.fusion.formulas import Dynamic
@@ -283,7 +282,7 @@ def emit_standard(graph: Values, match: DynamicMatch, tag: str) -> tuple[Edit, f
         raise NoMatch("it is not rewritten")
     vote_source = None
     with suppress(NoMatch):  # otherwise the squash in standard operators
-        kind = with_operator(graph, match)
+        kind = _with_operator(graph, match)
     with suppress(NoMatch):  # otherwise the votes as they are
         vote_source = dynamic_vote_source(graph, match.votes, match.roles)
     edit = Edit(graph, tag)
@@ -295,17 +294,16 @@ def emit_standard(graph: Values, match: DynamicMatch, tag: str) -> tuple[Edit, f
     return edit, gain
 
 
-def with_operator(graph: Values, match: DynamicMatch) -> Dynamic:
+def _with_operator(graph: Values, match: DynamicMatch) -> Dynamic:
     """The kind with a squash that ``Squash`` computes.
 
     Raises:
         NoMatch: its results would differ.
     """
     kind = match.kind
-    if kind.form not in "AB" or (kind.form == "A" and kind.epsilon > MOST_ADDED):
+    if kind.form not in "AB":
         return kind
-    epsilon = kind.epsilon**2 if kind.form == "A" else kind.epsilon
-    form = Expressed(replace(kind, form="B", epsilon=max(epsilon, STAND_IN)))
+    form = Expressed(replace(kind, form="B", epsilon=epsilon_under_root(kind.form, kind.epsilon)))
     check_expressed(graph, match, form)
     return form.kind
 

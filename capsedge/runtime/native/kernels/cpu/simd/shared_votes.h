@@ -47,21 +47,28 @@ CAPSEDGE_INLINE SharedVotes shared_votes(const RoutingPass& pass, const float* m
   return {count, padded, shape.pose_elements, shape.parents, shape.lanes, row, rows, across, logits, products};
 }
 
+// total[k][s] = Σ_t factors[t · step + k · parent] rows[t][s], for M parents and S vectors of a row.
+template <int M, int S>
+CAPSEDGE_INLINE void shared_product(V (&total)[M][S], int count, const float* rows, int64_t row, const float* factors,
+                                    int64_t step, int64_t parent) {
+  for (int t = 0; t < count; ++t) {
+    V own[S];
+#pragma GCC unroll 2
+    for (int s = 0; s < S; ++s) own[s] = load(rows + t * row + s * W);
+#pragma GCC unroll 4
+    for (int k = 0; k < M; ++k) {
+      const V factor = splat(factors[t * step + k * parent]);
+#pragma GCC unroll 2
+      for (int s = 0; s < S; ++s) total[k][s] = madd(own[s], factor, total[k][s]);
+    }
+  }
+}
+
 // logits[m][c] += scale · Σ_h query[h][m] across[h][c] for M parents and S vectors of children.
 template <int M, int S>
 CAPSEDGE_INLINE void shared_agreement(const SharedVotes& u, const float* query, float scale, int m, int c) {
   V agreed[M][S] = {};
-  for (int h = 0; h < u.elements; ++h) {
-    V own[S];
-#pragma GCC unroll 2
-    for (int s = 0; s < S; ++s) own[s] = load(u.across + h * u.padded + c + s * W);
-#pragma GCC unroll 4
-    for (int k = 0; k < M; ++k) {
-      const V q = splat(query[h * u.lanes + m + k]);
-#pragma GCC unroll 2
-      for (int s = 0; s < S; ++s) agreed[k][s] = madd(own[s], q, agreed[k][s]);
-    }
-  }
+  shared_product(agreed, u.elements, u.across + c, u.padded, query + m, u.lanes, 1);
 #pragma GCC unroll 4
   for (int k = 0; k < M; ++k)
 #pragma GCC unroll 2
@@ -82,17 +89,7 @@ CAPSEDGE_INLINE void shared_agreements(const SharedVotes& u, const float* query,
 template <int M, int S>
 CAPSEDGE_INLINE void shared_sum(const SharedVotes& u, int m, int h) {
   V total[M][S] = {};
-  for (int c = 0; c < u.count; ++c) {
-    V own[S];
-#pragma GCC unroll 2
-    for (int s = 0; s < S; ++s) own[s] = load(u.rows + c * u.row + h + s * W);
-#pragma GCC unroll 4
-    for (int k = 0; k < M; ++k) {
-      const V share = splat(u.logits[(m + k) * u.padded + c]);
-#pragma GCC unroll 2
-      for (int s = 0; s < S; ++s) total[k][s] = madd(own[s], share, total[k][s]);
-    }
-  }
+  shared_product(total, u.count, u.rows + h, u.row, u.logits + m * u.padded, 1, u.padded);
 #pragma GCC unroll 4
   for (int k = 0; k < M; ++k)
 #pragma GCC unroll 2
