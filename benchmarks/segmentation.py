@@ -2,7 +2,7 @@
 
     python -m benchmarks.segmentation [--model segcaps] [--size 256] [--threads 1] [--seconds 20]
 
-Weights are random, which does not affect speed. The outputs are compared, then both files take turns in one
+Takes four minutes, most of them for the exports. Weights are random, which does not affect speed. The outputs are compared, then both files take turns in one
 run, each in its own process.
 """
 
