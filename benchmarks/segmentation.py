@@ -2,8 +2,8 @@
 
     python -m benchmarks.segmentation [--model segcaps] [--size 256] [--threads 1] [--seconds 20]
 
-Takes four minutes, most of them for the exports. Weights are random, which does not affect speed. The outputs are compared, then both files take turns in one
-run, each in its own process.
+Takes four minutes, most of them for the exports. Weights are random, which does not affect speed. The
+outputs are compared, then both files take turns in one run, each in its own process.
 """
 
 from __future__ import annotations
