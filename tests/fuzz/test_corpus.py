@@ -16,7 +16,6 @@ WATCHDOG = 300  # seconds for all inputs of a reader, on a busy machine
 SMALL = 20_000  # bytes of an input that the fast tier reads
 # Readers whose hostile inputs are made in a moment.
 QUICK = (
-    "cifar",
     "config",
     "onnx",
     "engine_metadata",
@@ -38,11 +37,11 @@ def test_every_reader_has_hostile_inputs() -> None:
     assert HOSTILE.keys() == READERS.keys()
 
 
-@pytest.mark.parametrize("part", range(16))
+@pytest.mark.parametrize("part", range(8))
 def test_a_few_damaged_files(part: int) -> None:
     """Of every reader: what it reads, half of it, nothing, and it with another byte."""
     failed = []
-    for name, reader in list(READERS.items())[part::16]:
+    for name, reader in list(READERS.items())[part::8]:
         inputs = []
         for seed in list(reader.seeds())[:1]:
             at = len(seed) // 3
