@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from capsedge.graph.bodies import Shape
-from capsedge.spec.operators import DOMAIN, OPERATORS, operator_of
+from capsedge.spec.operators import DOMAIN, operator_of
 
 Reads = Callable[[onnx.NodeProto], Iterable[str]]
 
@@ -285,22 +285,6 @@ def set_opset(model: onnx.ModelProto, domain: str, version: int | None) -> None:
 def opset_of(model: onnx.ModelProto) -> int:
     """Opset of the standard operators."""
     return next(int(e.version) for e in model.opset_import if e.domain in ("", "ai.onnx"))
-
-
-def check_operators(model: onnx.ModelProto) -> list[str]:
-    """The errors in a model's capsule operators: unknown types, missing attributes."""
-    problems = []
-    for node in operator_nodes(model):
-        spec = OPERATORS.get(operator_of(node.op_type))
-        if spec is None:
-            problems.append(f"unknown operator {node.op_type}")
-        elif set(attributes_of(node)) != set(spec.attribute_names):
-            problems.append(
-                f"{node.op_type} '{node.name}': attributes {sorted(attributes_of(node))}"
-            )
-        elif not spec.takes(len(node.input)) or not all(node.input):
-            problems.append(f"{node.op_type} '{node.name}': {len(node.input)} inputs")
-    return problems
 
 
 # --- Shapes and types of tensors ---

@@ -9,6 +9,7 @@ import onnx
 
 from capsedge.errors import CapsedgeError, ParityError, UnsupportedModelError
 from capsedge.graph import Rewrites
+from capsedge.graph.check_operators import check_operators
 from capsedge.graph.cleanup import (
     fold_fills,
     remove_dead_nodes,
@@ -23,7 +24,6 @@ from capsedge.graph.fusion.optimize_graph import optimize_model
 from capsedge.graph.ir import (
     Graph,
     UnknownShapeError,
-    check_operators,
     copy_of,
     detach_functions,
     inferred,

@@ -23,9 +23,9 @@ from capsedge.models.training.confusion import by_class, confusion, draw
 from capsedge.models.training.evaluate import predict_all
 from capsedge.models.training.recipe import Recipe, training_of
 from capsedge.models.training.run_files import CONFUSION, HISTORY, MODEL
+from capsedge.models.training.state import shared_weights
 from capsedge.models.training.train import train as train_epochs
 from capsedge.models.training.train_options import TrainOptions
-from capsedge.models.training.transfer import shared_weights
 from capsedge.options import takes
 from capsedge.runtime.files import reading
 from capsedge.runtime.metadata.origin import TrainingSplit

@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from capsedge.errors import ArtefactError
+from capsedge.errors import ArtefactError, UsageError
+from capsedge.models import CapsuleModel, build
+from capsedge.models.configs import ModelConfig
 from capsedge.models.torch_file import BadPickle, read_torch, unreadable
 from capsedge.runtime.files import reading
 from capsedge.runtime.files.archives import BadArchive
@@ -188,3 +190,27 @@ def _history(text: Any, epochs: int) -> list[dict[str, Any]]:
         raise _Foreign("its history is not that of the run's epochs")
     plain: list[dict[str, Any]] = lines
     return plain
+
+
+def shared_weights(config: ModelConfig, initial: CapsuleModel) -> dict[str, Tensor]:
+    """The weights of a trained network that fit another network of the same architecture, by name.
+
+    The class capsules' weights fit if the number of classes is the same and, in most architectures, the
+    images have the same size.
+
+    Raises:
+        UsageError: the networks differ in more than classes, task and preprocessing.
+    """
+    alike = initial.config.replace(
+        class_names=config.class_names, preprocessing=config.preprocessing, task=config.task
+    )
+    if alike != config:
+        raise UsageError(
+            "The initial checkpoint has a different configuration.",
+            "Only classes and images may differ.",
+            "Set its model and iterations, or leave out --model.",
+        )
+    with torch.device("meta"):
+        wanted = {name: value.shape for name, value in build(config).state_dict().items()}
+    weights = initial.state_dict()
+    return {name: value for name, value in weights.items() if wanted.get(name) == value.shape}

@@ -25,8 +25,7 @@ from capsedge.models.training.evaluate import count_correct, to_input, typical_i
 from capsedge.models.training.losses import batch_loss, fast_math
 from capsedge.models.training.recipe import TRAINING_KEY, Recipe
 from capsedge.models.training.run_files import HISTORY, MODEL, STATE, files
-from capsedge.models.training.state import fill, read_state
-from capsedge.models.training.transfer import shared_weights
+from capsedge.models.training.state import fill, read_state, shared_weights
 from capsedge.runtime.files import reading
 from capsedge.runtime.files.json_documents import dump
 from capsedge.runtime.files.writing import check_writable, make_folder, write_bytes, write_text
