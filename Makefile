@@ -135,15 +135,15 @@ test-wheel: $(READY) $(PAGE) ## Build the wheel for this processor, install it i
 	$(BIN)/python $(INSTALL) 'capsedge[release]'
 	CAPSEDGE_REQUIRE_RELEASE=1 $(BIN)/python -m pytest -n 0 -m slow tests/release/test_native_wheel.py
 
-test-windows-build: $(READY) $(PAGE) ## Build the wheel for Windows, check what its libraries export and need; runs nothing of it
+test-windows-build: $(READY) ## Compile both libraries for Windows, check what they export and need; runs nothing of them
 	$(BIN)/python $(INSTALL) 'capsedge[release]'
-	CAPSEDGE_REQUIRE_RELEASE=1 $(BIN)/python -m pytest -n 0 -m slow tests/release/test_windows_wheel.py
+	CAPSEDGE_REQUIRE_RELEASE=1 $(BIN)/python -m pytest -n 0 -m slow tests/release/test_windows_libraries.py
 
 test-wine: $(READY) $(PAGE) ## Run the wheel for Windows in Wine, compare it with Linux; installs Wine (Debian) and a Windows Python
 	tools/wine.sh
 	$(BIN)/python $(INSTALL) 'capsedge[release]'
 	$(BIN)/python -m tools.wine
-	CAPSEDGE_REQUIRE_RELEASE=1 $(BIN)/python -m pytest -n 0 -m slow tests/wine
+	CAPSEDGE_REQUIRE_RELEASE=1 $(BIN)/python -m pytest -n 0 -m slow tests/wine tests/release/test_windows_wheel.py
 
 test-release: $(READY) $(PAGE) cuda ## Build a release and test what is in it, on every Python of this machine; asks the package index
 	$(BIN)/python $(INSTALL) 'capsedge[release]' uv

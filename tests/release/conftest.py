@@ -24,6 +24,12 @@ def missing(why: str) -> NoReturn:
     pytest.skip(why)
 
 
+def need_zig() -> None:
+    """The compiler of the wheels."""
+    if importlib.util.find_spec("ziglang") is None:
+        missing("zig compiles the libraries, and is not installed: make test-release")
+
+
 def need_tools() -> None:
     """The packages of the extra ``release``, and the page that belongs into the wheels."""
     for module, package in release_checks.TOOLS.items():

@@ -28,9 +28,7 @@ def test_its_name(wheel: Path) -> None:
     assert wheels.judged_tag(wheel) == "macosx_14_0_arm64"
 
 
-@pytest.mark.parametrize(("name", "count"), list(zip(macho.LIBRARIES, (17, 26), strict=True)))
-def test_a_library(wheel: Path, name: str, count: int) -> None:
+@pytest.mark.parametrize("name", macho.LIBRARIES)
+def test_a_library(wheel: Path, name: str) -> None:
     with zipfile.ZipFile(wheel) as archive:
-        data = archive.read(name)
-    assert macho.problems(data, name) == []
-    assert len(macho.read(data).exports) == count
+        assert macho.problems(archive.read(name), name) == []

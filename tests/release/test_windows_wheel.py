@@ -23,12 +23,10 @@ def test_its_name(wheel: Path) -> None:
     assert wheels.judged_tag(wheel) == "win_amd64"
 
 
-@pytest.mark.parametrize(("name", "count"), list(zip(pe.LIBRARIES, (17, 26), strict=True)))
-def test_a_library(wheel: Path, name: str, count: int) -> None:
+@pytest.mark.parametrize("name", pe.LIBRARIES)
+def test_a_library(wheel: Path, name: str) -> None:
     with zipfile.ZipFile(wheel) as archive:
-        data = archive.read(name)
-    assert pe.problems(data, pe.LIBRARIES[name]) == []
-    assert len(pe.read(data).exports) == count
+        assert pe.problems(archive.read(name), pe.LIBRARIES[name]) == []
 
 
 def test_what_a_program_is_built_with(wheel: Path) -> None:
