@@ -15,13 +15,24 @@ import capsedge
 from capsedge.datasets import ImageSet, read_images, read_split
 from capsedge.exporters.export import export
 from capsedge.exporters.export_options import ExportOptions
-from capsedge.models import CapsuleModel
+from capsedge.models import CapsuleModel, get_config
 from capsedge.models.checkpoint import load_checkpoint
-from capsedge.models.training.evaluate import evaluation_pairs, normalize, to_input
+from capsedge.models.training.evaluate import (
+    evaluation_pairs,
+    normalize,
+    predict_all,
+    to_input,
+)
 from capsedge.optimization.prune_criteria import multiply_adds
+from capsedge.runtime import zoo
 from capsedge.runtime.files.writing import sha256
+from capsedge.runtime.metadata.metadata import Preprocessing
 from capsedge.runtime.metadata.origin import pruned_of
-from capsedge.runtime.zoo import MODELS, ROUTINGS, zoo_checkpoint, zoo_model
+from capsedge.runtime.session.mask_overlap import MaskOverlap
+from capsedge.runtime.zoo import FILES, MODELS, ROUTINGS, zoo_checkpoint, zoo_model
+from capsedge.spec.fields import CONFIDENT
+from capsedge.spec.vocabularies import SEGMENTATION
+from tools.zoo.clutter_images import SEEDS, draw
 
 # Least accuracy on the 10,000 test images, or pairs of them, in images.
 LEAST = {
@@ -32,6 +43,8 @@ LEAST = {
     "digits-small": 9956,
     "photos": 9110,
 }
+CLASSIFYING = tuple(name for name in MODELS if get_config(name).task != SEGMENTATION)
+LEAST_DICE = 0.95  # of digits-clutter
 INT8 = ("digits-overlap", "digits-small", "photos")
 # Largest difference of a length; of a logit, relative to the largest logit.
 TOLERANCE = 1e-5
@@ -49,7 +62,7 @@ def model(routing: str) -> CapsuleModel:
     return load_checkpoint(zoo_checkpoint(f"digits-{routing}"))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", CLASSIFYING)
 def test_the_card_tells_of_this_file(name: str) -> None:
     checkpoint = zoo_checkpoint(name)
     card = checkpoint.with_suffix(".md").read_text()
@@ -59,11 +72,23 @@ def test_the_card_tells_of_this_file(name: str) -> None:
     assert round(float(accuracy[1]) * 100) >= LEAST[name]
 
 
+def test_the_card_of_the_segmentation_tells_of_this_file() -> None:
+    checkpoint = zoo_checkpoint("digits-clutter")
+    card = checkpoint.with_suffix(".md").read_text()
+    assert sha256(checkpoint) in card
+    plain, int8 = (float(dice) for dice in re.findall(r"mean Dice (?:\*\*)?(0\.\d+)", card))
+    assert plain >= LEAST_DICE
+    assert int8 >= plain - 0.005
+
+
 def test_weights_are_small_enough() -> None:
-    files = [*map(zoo_checkpoint, MODELS), *(Path(str(zoo_model(name))) for name in MODELS)]
+    files = [*map(zoo_checkpoint, MODELS), *(Path(str(zoo_model(name))) for name in FILES)]
     sizes = [file.stat().st_size for file in files]
     assert max(sizes) <= 4_000_000
     assert sum(sizes) <= 15_000_000
+    clutter = [file for file in files if file.stem.startswith("digits-clutter")]
+    assert len(clutter) == 3
+    assert sum(file.stat().st_size for file in clutter) <= 300_000
     small = [file for file in files if file.stem == "digits-small"]
     assert all(file.stat().st_size <= 1.2e6 for file in small)
     assert small[1].stat().st_size <= 1_000_000  # the INT8 file
@@ -85,12 +110,13 @@ def test_the_file_is_the_export_of_its_checkpoint(name: str, tmp_path: Path) -> 
     assert onnx.load(again).graph == onnx.load(str(zoo_model(name))).graph
 
 
-@pytest.mark.parametrize("name", INT8)
+@pytest.mark.parametrize("name", [*INT8, *zoo.INT8])
 def test_an_int8_file_names_its_checkpoint(name: str) -> None:
     with capsedge.load(name) as session:
         assert session.metadata is not None
         assert session.metadata.precision == "int8"
-        assert session.metadata.checkpoint_sha256 == sha256(zoo_checkpoint(name))
+        checkpoint = zoo_checkpoint(name.removesuffix("-int8"))
+        assert session.metadata.checkpoint_sha256 == sha256(checkpoint)
 
 
 def test_the_small_model_is_pruned() -> None:
@@ -194,3 +220,31 @@ def test_the_small_file_on_mnist(mnist: Path) -> None:
             o[session.roles.scores] for _, o in session.run_batches(images, [session.roles.scores])
         ]
     assert int((np.concatenate(found).argmax(1) == data.classes).sum()) >= LEAST["digits-small"]
+
+
+@pytest.mark.data
+@pytest.mark.parametrize(
+    "count", [100, pytest.param(2000, marks=pytest.mark.slow)], ids=["first-100", "all-2000"]
+)
+def test_digits_in_clutter(mnist: Path, count: int) -> None:
+    """The masks of PyTorch, of the FP32 and of the INT8 file, against those known by construction."""
+    model = load_checkpoint(zoo_checkpoint("digits-clutter"))
+    digits = read_split(mnist, "test", Preprocessing(28, 28, 1), count).images[..., 0]
+    random = np.random.default_rng(SEEDS["test"])
+    images, masks = (
+        np.stack(each) for each in zip(*(draw(ink, random) for ink in digits), strict=True)
+    )
+    found = {}
+    for name in ("digits-clutter", "digits-clutter-int8"):
+        with capsedge.load(name, threads=1) as session:
+            found[name] = [prediction.mask for prediction in session.predict(list(images))]
+    data = ImageSet("clutter", images[..., None], preprocessing=model.config.preprocessing)
+    lengths = predict_all(model, data).numpy()[:, 0]
+    assert (np.stack(found["digits-clutter"]) != (lengths >= CONFIDENT)).mean() <= 1e-5
+    dice = {}
+    for name, each in found.items():
+        overlap = MaskOverlap(model.config.class_names, background=True)
+        overlap.update(masks, each)
+        dice[name] = overlap.mean_dice
+    assert dice["digits-clutter"] >= LEAST_DICE
+    assert dice["digits-clutter-int8"] >= dice["digits-clutter"] - 0.005

@@ -33,7 +33,10 @@ def test_every_model_states_it(session: Session) -> None:
     assert criterion.images == 60_000
     others = {path.stem: load_checkpoint(path).typical_input for path in zoo_checkpoints()}
     of_pairs, of_photographs = others.pop("digits-overlap"), others.pop("photos")
+    in_clutter = others.pop("digits-clutter")
     assert set(others.values()) == {criterion}
+    assert in_clutter is not None
+    assert in_clutter.images == 20_000
     assert of_photographs is not None
     assert of_photographs.images == 50_000
     assert of_pairs is not None

@@ -4,7 +4,7 @@ A digit is a few strokes; a stroke is a smooth curve through points. A hand give
 unsteadiness. As in MNIST, the ink is scaled into a box of 20x20 pixels with its aspect ratio kept, and its
 centre of mass is placed at the centre of 28x28. Nothing here comes from a data set.
 
-    python -m tools.draw_samples --out DIR [--each N] [--seed S]
+    python -m tools.draw_samples --out DIR [--each N | --clutter] [--seed S]
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from capsedge.errors import CapsedgeError
 from capsedge.runtime.files.writing import make_folder, write_bytes
+from tools.zoo.clutter_images import draw
 
 Stroke = Sequence[tuple[float, float]]
 
@@ -292,6 +293,15 @@ def samples(seed: int = 7) -> dict[str, NDArray[np.uint8]]:
     return pictures
 
 
+def cluttered(seed: int = 7) -> dict[str, NDArray[np.uint8]]:
+    """The images in clutter that come with the package, by file name."""
+    rng = np.random.default_rng(seed)
+    return {
+        f"digit-{value}.png": draw(digit(value, HANDS[value % len(HANDS)], rng), rng)[0]
+        for value in (2, 3, 8)
+    }
+
+
 def many(each: int, seed: int) -> dict[str, NDArray[np.uint8]]:
     """Test images: every digit by every hand, ``each`` times, shifted by up to two pixels."""
     rng = np.random.default_rng(seed)
@@ -321,9 +331,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="N",
         help="draw N of every digit by every hand instead",
     )
+    parser.add_argument("--clutter", action="store_true", help="draw the digits in clutter instead")
     parser.add_argument("--seed", type=int, default=7)
     options = parser.parse_args(arguments)
-    pictures = many(options.each, options.seed) if options.each else samples(options.seed)
+    if options.each:
+        pictures = many(options.each, options.seed)
+    else:
+        pictures = (cluttered if options.clutter else samples)(options.seed)
     try:
         make_folder(options.out)
         for name, picture in pictures.items():

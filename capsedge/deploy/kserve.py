@@ -140,7 +140,7 @@ def deploy_kserve(
 def _read(folder: Path) -> tuple[str, str, list[_ModelSpec]]:
     """The mount, architecture and models of a repository, read from its manifest."""
     there = reading.path_kind(folder)
-    if there == reading.FILE or (there is None and str(folder) in zoo.MODELS):
+    if there == reading.FILE or (there is None and str(folder) in zoo.FILES):
         raise UsageError(
             f"{folder} is not a model repository.",
             "KServe runs a folder of models in its storage.",

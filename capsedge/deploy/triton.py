@@ -316,7 +316,7 @@ def deploy_triton(
 
 def _check(models: Sequence[str], ops: str, gpu: int | None) -> None:
     if not models:
-        raise UsageError("No model was given.", "", f"Pass ONNX files, or {', '.join(zoo.MODELS)}.")
+        raise UsageError("No model was given.", "", f"Pass ONNX files, or {', '.join(zoo.FILES)}.")
     if ops == "fused" and gpu is not None:
         raise UsageError(
             "ops is 'fused' on a GPU.",

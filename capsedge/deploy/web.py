@@ -36,7 +36,7 @@ from capsedge.runtime.onnx_file import summary as onnx_file
 from capsedge.runtime.onnx_file.training_mode import refuse_training
 from capsedge.spec import limits
 from capsedge.spec.fields import MANIFEST, MANIFEST_SCHEMA, PAGE_RUNTIME
-from capsedge.spec.vocabularies import ExtraOutput
+from capsedge.spec.vocabularies import SEGMENTATION, ExtraOutput
 
 # --- Models of the page: the user's files, and models of the zoo ---
 
@@ -72,10 +72,10 @@ def page_models(
     """
     listed: list[PageModel] = []
     for name in models:
-        if zoo.zoo_model(name) is None:
-            listed.append(_read(Path(name), Path(name).stem))
-        else:
+        if name in zoo.MODELS:
             listed += _of_zoo(name, iterations, note)
+        else:
+            listed.append(_read(zoo.zoo_model(name) or Path(name), Path(name).stem))
     return listed
 
 
@@ -134,12 +134,14 @@ def _of_zoo(
     """A model of the zoo with its decoder and a trace; unchanged from the package if torch is missing.
 
     The model for photographs is also left unchanged unless ``iterations`` are given: in FP32 and with a
-    trace, a visitor would load four times as much.
+    trace, a visitor would load four times as much. So is a segmentation, of which the page shows
+    masks.
     """
     shipped = zoo.zoo_model(name)
     assert shipped is not None
     packaged = _read(shipped, name)
-    if iterations is None and _is_of_photographs(packaged):
+    segments = packaged.metadata.task == SEGMENTATION
+    if iterations is None and (segments or _is_of_photographs(packaged)):
         yield packaged
         return
     if importlib.util.find_spec("torch") is None or importlib.util.find_spec("onnxscript") is None:
@@ -160,14 +162,15 @@ def _of_zoo(
 
     checkpoint = zoo.zoo_checkpoint(name)
     model, checksum = load_checkpoint(checkpoint), sha256(checkpoint)
-    decoder = EXTRA_OUTPUTS if model.decoder is not None else EXTRA_OUTPUTS[1:]
+    extra = EXTRA_OUTPUTS if model.decoder is not None else EXTRA_OUTPUTS[1:]
+    extra = () if segments else extra
     with temporary_folder() as folder:
         for count in iterations or range(1, model.config.iterations + 1):
             path = folder / f"{name}.onnx"
             export(
                 model,
                 path,
-                ExportOptions(iterations=count, extra_outputs=decoder, checkpoint_sha256=checksum),
+                ExportOptions(iterations=count, extra_outputs=extra, checkpoint_sha256=checksum),
             )
             yield _read(path, name)
 
@@ -361,7 +364,7 @@ def _is_of_photographs(model: PageModel) -> bool:
 
 def _check(models: Sequence[str], iterations: Sequence[int] | None) -> None:
     if not models:
-        raise UsageError("No model was given.", "", f"Pass ONNX files, or {', '.join(zoo.MODELS)}.")
+        raise UsageError("No model was given.", "", f"Pass ONNX files, or {', '.join(zoo.FILES)}.")
     if iterations is None:
         return
     if not iterations or not all(1 <= count <= limits.ITERATIONS for count in iterations):
@@ -370,7 +373,7 @@ def _check(models: Sequence[str], iterations: Sequence[int] | None) -> None:
             f"Expected: whole numbers from 1 to {limits.ITERATIONS}.",
             "For example: --iters 1,2,3.",
         )
-    if not any(zoo.zoo_model(name) for name in models):
+    if not any(name in zoo.MODELS for name in models):
         raise UsageError(
             "--iters applies only to zoo models.",
             "The iterations of a file are part of its graph.",

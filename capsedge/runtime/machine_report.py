@@ -29,6 +29,7 @@ from capsedge.runtime.result_summary import Report, Table, verdict
 from capsedge.runtime.runtime_options import RuntimeOptions
 from capsedge.runtime.session.session import Session
 from capsedge.runtime.zoo import MODELS, samples_folder, zoo_model
+from capsedge.spec.fields import CONFIDENT
 from capsedge.spec.version import VERSION
 
 REFERENCE = Path(__file__).with_name("report_reference.npz")
@@ -66,7 +67,7 @@ class ScoresResult:
         model: its name.
         level: SIMD level of its operators, or ``bodies`` for the function bodies in its file.
         difference: largest difference of a score from the bundled ones; None if it does not run.
-        classes: whether every image has the class that it has there.
+        classes: whether every image, or every pixel of a segmentation, has the class that it has there.
         problem: why it does not run; empty if it does.
     """
 
@@ -245,14 +246,16 @@ def sample_files(model: str) -> list[Path]:
     """The bundled images that a bundled model is for, in order of their names."""
     folder = samples_folder()
     if model == "photos":
-        return sorted((folder.parent / "photographs").glob("*.jpg"))
+        return sorted(folder.with_name("photographs").glob("*.jpg"))
+    if model == "digits-clutter":
+        return sorted(folder.with_name("clutter").glob("*.png"))
     if model == "digits-overlap":
         return [folder / "overlapping-2-4.png"]
     return sorted(folder.glob("digit-?.png"))
 
 
 def scores_of(session: Session, files: list[Path]) -> NDArray[np.float32]:
-    """The scores ``[images, classes]`` of a model: its first output."""
+    """The scores ``[images, classes]``, or maps ``[images, 1, H, W]``, of a model: its first output."""
     name = session.outputs[0].name
     batches = session.image_input.batches(files, 1)
     found = [session.run(batch)[name] for batch in batches]
@@ -269,5 +272,10 @@ def _run_model(name: str, level: str, wanted: NDArray[Any]) -> ScoresResult:
     except (CapsedgeError, OSError) as error:
         return ScoresResult(name, level, None, False, str(error).splitlines()[0])
     difference = float(np.abs(found - wanted).max()) if np.isfinite(found).all() else float("inf")
-    same = bool((found.argmax(axis=1) == wanted.argmax(axis=1)).all())
+    same = np.array_equal(_classes(found), _classes(wanted))
     return ScoresResult(name, level, difference, same)
+
+
+def _classes(scores: NDArray[np.float32]) -> NDArray[Any]:
+    """The class of each image, or of each pixel of a single map."""
+    return scores >= CONFIDENT if scores.shape[1] == 1 else scores.argmax(axis=1)

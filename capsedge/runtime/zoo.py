@@ -8,10 +8,12 @@ from pathlib import Path
 from capsedge.errors import UsageError
 from capsedge.spec.vocabularies import ZOO_ROUTINGS as ROUTINGS
 
-# --- Trained models: small networks for digits, and one for photographs ---
+# --- Trained models: small networks for digits, also in clutter, and one for photographs ---
 
 DIGITS = (*(f"digits-{routing}" for routing in ROUTINGS), "digits-overlap", "digits-small")
-MODELS = (*DIGITS, "photos")
+MODELS = (*DIGITS, "digits-clutter", "photos")
+INT8 = ("digits-clutter-int8",)  # INT8 files of models whose own file is in FP32
+FILES = (*MODELS, *INT8)
 DEFAULT = MODELS[0]
 _LOOKED_AT = 100  # files of a folder in which a checkpoint is looked for
 _HERE = Path(__file__).parents[1] / "zoo"
@@ -67,8 +69,8 @@ def checkpoint_option(model: Path, sha256: str) -> str:
 
 
 def zoo_model(name: str) -> Path | None:
-    """The ONNX file of a model of the zoo, such as ``digits-em``; None for any other name."""
-    return _HERE / f"{name}.onnx" if name in MODELS else None
+    """The ONNX file of a name of the zoo, such as ``digits-em``; None for any other name."""
+    return _HERE / f"{name}.onnx" if name in FILES else None
 
 
 def default_model() -> Path:
@@ -80,10 +82,10 @@ def unknown_model(name: str) -> UsageError:
     """The error for a name that is neither a file nor a model of the zoo."""
     from difflib import get_close_matches
 
-    near = get_close_matches(name, MODELS, n=1)
+    near = get_close_matches(name, FILES, n=1)
     return UsageError(
         f"Unknown model '{name}'.",
-        f"It is neither a file nor a zoo model: {', '.join(MODELS)}.",
+        f"It is neither a file nor a zoo model: {', '.join(FILES)}.",
         f"Did you mean '{near[0]}'?" if near else "Pass an ONNX file or one of these models.",
     )
 

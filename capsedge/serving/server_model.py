@@ -225,7 +225,7 @@ def _parsed(argument: str) -> ModelName:
     parts = _NAMED.fullmatch(argument)
     if parts is not None and reading.path_kind(argument) is None:
         return ModelName(parts["name"], parts["version"] or "", parts["file"])
-    if argument in zoo.MODELS:
+    if argument in zoo.FILES:
         return ModelName(argument, "", argument)
     return ModelName(
         _NOT_IN_NAMES.sub("-", Path(argument).stem).strip("-.")[:80] or "model", "", argument

@@ -135,6 +135,15 @@ def test_examples_print_the_values_of_a_regression(programs: Path, tmp_path: Pat
     assert in_c == f"{SAMPLES[0]}: {', '.join(texts)}\n"
 
 
+def test_examples_print_the_shares_of_a_mask(programs: Path) -> None:
+    model = default_model().with_name("digits-clutter.onnx")
+    image = default_model().with_name("clutter") / "digit-8.png"
+    wanted = run(sys.executable, "-m", "capsedge", "infer", "--model", model, image)
+    assert run(programs / "classify", model, image) == wanted
+    in_c = run(programs / "classify_c", model, image)
+    assert in_c == f"{image}: background 0.8623, digit 0.1377\n"
+
+
 def test_onnxruntime_reports_nothing(programs: Path, tmp_path: Path) -> None:
     """From 1.29 it leaves an identifier in the home folder of who does not say no."""
     done = subprocess.run(

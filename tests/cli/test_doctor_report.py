@@ -103,6 +103,14 @@ def test_what_is_wrong_is_said_and_ends_with_code_3(
     assert json.loads(text)["passed"] is False
 
 
+def test_a_pixel_of_another_class_is_found(reference: Mapping[str, Any]) -> None:
+    wanted = reference["scores/digits-clutter"].copy()
+    assert machine_report._run_model("digits-clutter", BODIES, wanted).passed
+    wanted[1, 0, 5, 7] = 1 - wanted[1, 0, 5, 7]
+    found = machine_report._run_model("digits-clutter", BODIES, wanted)
+    assert (found.passed, found.classes) == (False, False)
+
+
 def test_a_wrong_score_or_class_is_found(reference: Mapping[str, Any]) -> None:
     wanted = reference["scores/digits-em"]
     assert machine_report._run_model("digits-em", BODIES, wanted).passed

@@ -110,6 +110,14 @@ def test_photographs_wait_until_they_are_chosen(tmp_path: Path, first: str) -> N
     assert ("models/photos.onnx" in made.late) == (first == "net")
 
 
+@pytest.mark.parametrize("name", ["digits-clutter", "digits-clutter-int8"])
+def test_a_segmentation_of_the_zoo_is_that_of_the_package(name: str, tmp_path: Path) -> None:
+    """Its routing has no trace with one iteration, and the page shows masks alone."""
+    capsedge.deploy_web(name, tmp_path / "out")
+    written = (tmp_path / f"out/models/{name}.onnx").read_bytes()
+    assert written == (ZOO / f"{name}.onnx").read_bytes()
+
+
 def test_compiled_models_make_the_runtime_late(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

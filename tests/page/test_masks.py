@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 import capsedge
+from capsedge.runtime.zoo import samples_folder
 from tests.page import browser
 from tests.page.browser import play
 from tests.page.conftest import served
@@ -16,25 +17,30 @@ from tests.serving.models import segmentation
 
 pytestmark = pytest.mark.slow
 
-SIZE = (9, 14)  # of the image; the network's input has 8x12
+SIZE = (9, 14)  # of an image; the network's input has 8x12
 
 
-def test_the_mask_lies_over_the_image(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["maps of logits", "digits-clutter"])
+def test_the_mask_lies_over_the_image(kind: str, tmp_path: Path) -> None:
     if reason := browser.missing():
         pytest.skip(reason)
-    model, image = segmentation(tmp_path), tmp_path / "photo.png"
-    pixels = np.random.default_rng(1).integers(0, 256, (*SIZE, 3), np.uint8)
-    Image.fromarray(pixels).save(image)
-    capsedge.deploy_web([str(model)], tmp_path / "page")
+    if kind == "digits-clutter":
+        model, image = kind, samples_folder().with_name("clutter") / "digit-3.png"
+        size = (32, 32)
+    else:
+        model, image, size = str(segmentation(tmp_path)), tmp_path / "photo.png", SIZE
+        pixels = np.random.default_rng(1).integers(0, 256, (*SIZE, 3), np.uint8)
+        Image.fromarray(pixels).save(image)
+    capsedge.deploy_web([model], tmp_path / "page")
     with served(tmp_path / "page") as server:
         server.files["/photo.png"] = image
-        seen = play("masks", server.url, image="photo.png", size=SIZE)
+        seen = play("masks", server.url, image="photo.png", size=size)
     with capsedge.load(model) as session:
         (found,) = session.predict(image)
     assert found.mask is not None
     assert seen["drawn"] is None
-    assert seen["size"] == list(SIZE)
-    assert np.array_equal(np.reshape(seen["mask"], SIZE), found.mask)
+    assert seen["size"] == list(size)
+    assert np.array_equal(np.reshape(seen["mask"], size), found.mask)
     # Half the colours of the mask, but for the rounding of the canvas.
     np.testing.assert_allclose(seen["overlay"], found.overlay(image), atol=2)
     largest = sorted(found.areas, key=lambda area: -area.pixels)

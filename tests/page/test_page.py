@@ -17,7 +17,7 @@ from PIL import Image, ImageOps
 import capsedge
 from capsedge.deploy.preview_server import ADDRESS, FolderServer
 from capsedge.runtime.onnx_file.wire import with_properties
-from capsedge.runtime.zoo import MODELS
+from capsedge.runtime.zoo import DIGITS
 from capsedge.spec.fields import PAGE_RUNTIME
 from tests.conftest import ROOT
 from tests.page.browser import play
@@ -37,7 +37,7 @@ def test_numbers_are_those_of_python(server: FolderServer, folder: Path) -> None
     models = len(manifest_of(folder)["models"])
     compiled = PAGE_RUNTIME in manifest_of(folder)["late"]
     seen = play("values", server.url, models=models, images=len(SAMPLES))
-    assert len(seen["found"]) == models == len(MODELS)
+    assert len(seen["found"]) == models == len(DIGITS) + 1  # photos
     for found in seen["found"]:
         assert found["checked"]
         assert found["compiled"] == compiled

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tests.conftest import ROOT
 
 SAMPLE = ROOT / "capsedge" / "zoo" / "samples" / "digit-7.png"
@@ -48,3 +50,14 @@ def answers(
 def label(said: dict[str, Any]) -> str:
     found: str = said["images"][0]["labels"][0]["label"]
     return found
+
+
+def compare(there: dict[str, Any], here: dict[str, Any], tolerance: float) -> None:
+    """Two answers for the sample: class and scores, or the mask of a segmentation, which has no scores."""
+    (of_there,), (of_here,) = there["images"], here["images"]
+    assert there["ops"] == "fused"
+    if "mask" in of_here:
+        assert of_there["mask"] == of_here["mask"]
+        return
+    assert label(there) == label(here)
+    np.testing.assert_allclose(of_there["scores"], of_here["scores"], rtol=0, atol=tolerance)

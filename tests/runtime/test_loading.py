@@ -31,6 +31,17 @@ def test_photographs(kind: str) -> None:
         assert session.predict(ROOT / f"capsedge/zoo/photographs/{kind}.jpg")[0].label == kind
 
 
+@pytest.mark.parametrize("name", ["digits-clutter", "digits-clutter-int8"])
+def test_a_digit_in_clutter(name: str) -> None:
+    with capsedge.load(name) as session:
+        assert session.path == zoo.zoo_model(name)
+        (found,) = session.predict(zoo.samples_folder().with_name("clutter") / "digit-8.png")
+    assert found.mask is not None
+    assert found.mask.shape == (32, 32)
+    assert [area.name for area in found.areas] == ["background", "digit"]
+    assert 0.1 < found.areas[1].share < 0.17
+
+
 def test_no_name_is_the_default_model() -> None:
     assert capsedge.load().path == zoo.default_model()
 
@@ -64,7 +75,7 @@ def test_an_unknown_name_says_which_there_are(name: str, advice: str, tmp_path, 
     with pytest.raises(UsageError, match=advice) as caught:
         capsedge.load(name)
     if name:
-        assert all(known in str(caught.value) for known in zoo.MODELS)
+        assert all(known in str(caught.value) for known in zoo.FILES)
 
 
 def test_what_looks_like_a_file_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,12 +15,14 @@ from tools import draw_samples
 
 
 @pytest.mark.thorough
-def test_committed_images_are_what_the_script_draws():
-    drawn = draw_samples.samples()
-    committed = {p.name for p in zoo.samples_folder().glob("*.png")}
+@pytest.mark.parametrize("kind", ["samples", "clutter"])
+def test_committed_images_are_what_the_script_draws(kind: str):
+    drawn = draw_samples.cluttered() if kind == "clutter" else draw_samples.samples()
+    folder = zoo.samples_folder().with_name(kind)
+    committed = {p.name for p in folder.glob("*.png")}
     assert committed == set(drawn)
     for name, picture in drawn.items():
-        found = np.asarray(Image.open(zoo.samples_folder() / name)).astype(int)
+        found = np.asarray(Image.open(folder / name)).astype(int)
         # One level of room: mathematics libraries differ in the last bit, which may turn a rounding.
         assert found.shape == picture.shape, name
         assert np.abs(found - picture).max() <= 1, name

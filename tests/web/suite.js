@@ -63,8 +63,9 @@ globalThis.suite = {
   async answers(model, pictures, threads) {
     const session = await load(model, { runtime: ort, threads });
     const found = [];
+    const segments = session.description.task === "segmentation";
     for (const url of pictures) {
-      const prediction = await session.predict(await blobOf(url), { top: 3 });
+      const prediction = await session.predict(await blobOf(url), segments ? {} : { top: 3 });
       const decoded = session.description.hasDecoder ? await session.decode(prediction.poses) : null;
       found.push({
         ranking: prediction.ranking,
@@ -72,6 +73,7 @@ globalThis.suite = {
         scores: [...prediction.scores],
         poses: [...prediction.poses.data],
         pictures: decoded && [...decoded.data],
+        mask: prediction.mask && [...prediction.mask.data],
       });
     }
     const { threads: used, provider, fallback, description } = session;

@@ -8,15 +8,17 @@ from pathlib import Path
 from capsedge.runtime.files.writing import sha256, write_text
 from capsedge.runtime.zoo import MODELS, zoo_checkpoint
 from capsedge.spec.vocabularies import ZOO_ROUTINGS
-from tools.zoo import overlap, photos, routed, small
+from tools.zoo import clutter, overlap, photos, routed, small
 from tools.zoo.runs import in_half, write_checkpoint
 
 WRITERS = {
     **{f"digits-{routing}": routed for routing in ZOO_ROUTINGS},
     "digits-overlap": overlap,
     "digits-small": small,
+    "digits-clutter": clutter,
     "photos": photos,
 }
+SOURCES = {"photos": "cifar10", "digits-clutter": "clutter"}  # of the others: mnist
 
 
 def recalibrate(name: str, data: Path) -> None:
@@ -34,7 +36,7 @@ def main() -> None:
         raise SystemExit(sys.modules["tools.zoo"].__doc__)
     folder = Path(sys.argv[1])
     for name in MODELS:
-        data = folder / ("cifar10" if name == "photos" else "mnist")
+        data = folder / SOURCES.get(name, "mnist")
         writer = WRITERS[name]
         if len(sys.argv) == 3 and writer.is_in(Path(sys.argv[2]), name):
             writer.write(name, Path(sys.argv[2]), data)

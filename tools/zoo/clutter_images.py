@@ -22,7 +22,7 @@ SIDE = 32
 DIGIT = 28
 CLASSES = ("background", "digit")
 COUNTS = {"train": 20_000, "validation": 500, "test": 2000}
-_SEEDS = {"train": 1, "validation": 2, "test": 3}
+SEEDS = {"train": 1, "validation": 2, "test": 3}
 _LINES, _RECTANGLES = 3, 2
 
 Pixels = NDArray[np.uint8]
@@ -64,7 +64,7 @@ def write(data: Path, folder: Path) -> None:
         "test": read_split(data, "test", prep).images[: COUNTS["test"], ..., 0],
     }
     for split, digits in inks.items():
-        random = np.random.default_rng(_SEEDS[split])
+        random = np.random.default_rng(SEEDS[split])
         for name in ("images", "masks"):
             (folder / split / name).mkdir(parents=True)
         for number, ink in enumerate(digits):

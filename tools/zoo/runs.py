@@ -13,6 +13,7 @@ import torch
 
 import capsedge
 from capsedge.datasets import ImageSet, read_split
+from capsedge.datasets.mask_folders import read_masks
 from capsedge.errors import UsageError
 from capsedge.exporters.export_options import ExportOptions
 from capsedge.models import CapsuleModel
@@ -27,7 +28,7 @@ from capsedge.runtime.metadata.metadata import Preprocessing
 from capsedge.runtime.metadata.origin import PRUNING_KEY
 from capsedge.runtime.metadata.typical_input import TYPICAL_INPUT_KEY
 from capsedge.runtime.zoo import zoo_checkpoint
-from capsedge.spec.vocabularies import ExtraOutput
+from capsedge.spec.vocabularies import SEGMENTATION, ExtraOutput
 
 _KEPT = (TRAINING_KEY, PRUNING_KEY)
 _WIDTH = 100
@@ -52,7 +53,13 @@ def metadata(checkpoint: Path) -> dict[str, str]:
 
 def recipe(checkpoint: Path) -> dict[str, Any]:
     """How a checkpoint was trained."""
-    found: dict[str, Any] = json.loads(metadata(checkpoint)[TRAINING_KEY])["recipe"]
+    found: dict[str, Any] = training(checkpoint)["recipe"]
+    return found
+
+
+def training(checkpoint: Path) -> dict[str, Any]:
+    """The recipe of a checkpoint, and the figures of the last epoch."""
+    found: dict[str, Any] = json.loads(metadata(checkpoint)[TRAINING_KEY])
     return found
 
 
@@ -117,11 +124,16 @@ def write_checkpoint(
         half: whether to round the weights to FP16 and store them in it.
     """
     model, target = model or load_checkpoint(source), zoo_checkpoint(name)
+    config = model.config
     known = metadata(source)
     extra = {k: v for k, v in known.items() if k in _KEPT}
     pairs = recipe(source).get("pairs", "none") if TRAINING_KEY in known else "none"
-    images = read_split(data, "train", model.config.preprocessing)
-    typical = typical_input_of_training(images, model.config, pairs)
+    images = (
+        read_masks(data, "train", config.preprocessing, config.class_names)
+        if config.task == SEGMENTATION
+        else read_split(data, "train", config.preprocessing)
+    )
+    typical = typical_input_of_training(images, config, pairs)
     assert typical is not None
     extra[TYPICAL_INPUT_KEY] = dump(typical.to_dict())
     save_checkpoint(model.half() if half else model, target, extra)

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "capsedge.hpp"
@@ -44,6 +45,28 @@ std::string values_text(const capsedge::Session& session, const capsedge::ImageR
   return text;
 }
 
+// Of each class of a mask, its share of the pixels that the network saw; in rows of the table.
+std::vector<Row> shares_of(const capsedge::Session& session, const capsedge::ImageResult& answer, const std::string& image) {
+  std::vector<size_t> counts(256);
+  for (const uint8_t number : answer.mask) ++counts[number];
+  const size_t unseen = counts[255];
+  std::vector<Row> rows;
+  const auto add = [&](const std::string& name, size_t part, size_t whole, const char* of) {
+    char share[32];
+    std::snprintf(share, sizeof share, "%.1f%%", 100.0 * static_cast<double>(part) / static_cast<double>(whole));
+    rows.push_back({"", "", name, share + std::string(of)});
+  };
+  for (int32_t k = 0; k < 255; ++k) {
+    if (counts[k] == 0) continue;
+    const auto name = session.class_name(k);
+    add(name ? *name : name.error().message, counts[k], answer.mask.size() - unseen, "");
+  }
+  if (unseen > 0) add("not seen", unseen, answer.mask.size(), " of the image");
+  rows[0][0] = image;
+  rows[0][1] = std::to_string(answer.mask_width) + "x" + std::to_string(answer.mask_height);
+  return rows;
+}
+
 int complain(const capsedge::Error& error) {
   std::fprintf(stderr, "error: %s\n", error.message.c_str());
   return error.code;
@@ -72,10 +95,12 @@ int main(int count, char** words) {
   auto about = session->describe();
   if (!about) return complain(about.error());
   const bool regression = about->value_count > 0;
-  if (about->score_kind == nullptr && !regression) return std::fprintf(stderr, "error: %s cannot predict\n", model.c_str()), CAPSEDGE_ARTEFACT;
+  const bool segmentation = std::string(about->task) == "segmentation";
+  if (about->score_kind == nullptr && !regression && !segmentation) return std::fprintf(stderr, "error: %s cannot predict\n", model.c_str()), CAPSEDGE_ARTEFACT;
 
-  std::vector<Row> rows{{"image", "class", regression ? "" : about->score_kind}};
+  std::vector<Row> rows{{"image", "class", about->score_kind ? about->score_kind : ""}};
   if (regression) rows[0] = {"image", "values"};
+  if (segmentation) rows[0] = {"image", "pixels", "class", "share"};
   int code = 0;
   for (; at < count; ++at) {
     picture read;
@@ -93,6 +118,10 @@ int main(int count, char** words) {
     const std::string marked = answer.atypical ? " (nothing to see)" : "";
     if (regression) {
       rows.push_back({words[at], values_text(*session, answer) + marked});
+      continue;
+    }
+    if (segmentation) {
+      for (Row& row : shares_of(*session, answer, words[at])) rows.push_back(std::move(row));
       continue;
     }
     const size_t before = rows.size();
