@@ -116,7 +116,7 @@ def peer(
         "layers": [{}],
         "outputs": listed,
         "memory": {"arena_bytes": 16},
-        "input": like.description["input"],
+        "inputs": like.description["inputs"],
     }
     files = {"net.h": header.encode(), "net.c": source.read_bytes() + shim.encode()}
     return Candidate(files, description, PEERS)
@@ -133,7 +133,7 @@ def results(candidate: Candidate, folder: Path) -> dict[str, np.ndarray]:
     outputs = candidate.description["outputs"]
     found = {o["name"]: np.zeros(o["shape"], np.float32) for o in outputs}
     pointers = (ctypes.c_void_p * len(found))(*(v.ctypes.data for v in found.values()))
-    image = np.random.default_rng(0).random(candidate.description["input"]["size"], np.float32)
+    image = np.random.default_rng(0).random(candidate.description["inputs"][0]["size"], np.float32)
     arena = np.zeros(candidate.description["memory"]["arena_bytes"] + 64, np.uint8)
     start = ctypes.c_void_p(arena.ctypes.data + -arena.ctypes.data % 64)
     ctypes.CDLL(str(library)).net_run(start, ctypes.c_void_p(image.ctypes.data), pointers)

@@ -80,6 +80,7 @@ def _document(serving: Serving, address: Address) -> dict[str, Any]:
                 "graphs": graph_text(model.session.backend),
                 "batch": model.batch.images,
                 "batch_gain": model.batch.gain,
+                "alone": model.batch.alone,
             }
             for model in serving.models
         ],
@@ -88,7 +89,7 @@ def _document(serving: Serving, address: Address) -> dict[str, Any]:
 
 def _gathered(batch: BatchSize) -> str:
     if batch.images == 1:
-        return ""
+        return f", one request at a time: {batch.alone}" if batch.alone else ""
     gain = f" ({batch.gain:.2f} times as many a second as one by one)" if batch.gain else ""
     return f", up to {batch.images} images in a batch{gain}"
 

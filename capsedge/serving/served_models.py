@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from capsedge.runtime.backends.backend import Port
 from capsedge.runtime.session.session import Session
+from capsedge.serving.independent_rows import contradiction, random_rows
 from capsedge.serving.server_model import ModelName
 
 # --- Batch sizes ---
@@ -19,7 +17,6 @@ SIZES = (1, 2, 4, 8, 16, 32)
 _SECONDS = 0.5  # total for all batch sizes
 _ROUNDS = 3  # at least
 _LONGEST = 0.1  # most seconds per batch, for which every later request waits
-_LENGTH = 50  # of a free axis without a limit
 _CLOSE = 1.05  # times the least time per image: a larger batch must gain more than this
 
 
@@ -30,14 +27,16 @@ class BatchSize:
     Attributes:
         images: most images per inference.
         gain: throughput relative to single images; None if not measured.
+        alone: why requests do not run together although the file says that they may; empty otherwise.
     """
 
     images: int
     gain: float | None = None
+    alone: str = ""
 
 
 def can_batch(session: Session) -> bool:
-    """Whether requests may run together.
+    """Whether requests may run together, as far as the file says.
 
     This needs a capsedge file with a free batch that takes images of one size, or a file that states that the
     rows of its inputs are independent.
@@ -56,7 +55,18 @@ def can_batch(session: Session) -> bool:
 
 def fixed_size(session: Session, images: int) -> BatchSize:
     """The batch size chosen by the user; 1 if requests cannot be gathered."""
-    return BatchSize(images if can_batch(session) else 1)
+    if images == 1 or not can_batch(session):
+        return BatchSize(1)
+    why = _contradiction(session)
+    return BatchSize(1, alone=why) if why else BatchSize(images)
+
+
+def _contradiction(session: Session) -> str:
+    """Why a file's own statement is not believed; one of capsedge, which takes images, makes none."""
+    if session.metadata is not None:
+        return ""
+    why = contradiction(session)
+    return why and f"the file states that its rows are independent, but {why}"
 
 
 def measure_size(session: Session) -> BatchSize:
@@ -71,6 +81,8 @@ def measure_size(session: Session) -> BatchSize:
     """
     if not can_batch(session):
         return BatchSize(1)
+    if why := _contradiction(session):
+        return BatchSize(1, alone=why)
     times: dict[int, float] = {}
     for size in SIZES:
         if size > (session.backend.batches.largest or size) or _seconds(session, size) > _LONGEST:
@@ -93,38 +105,17 @@ def choose_size(times: dict[int, float]) -> BatchSize:
 
 
 def _seconds(session: Session, size: int) -> float:
-    rng = np.random.default_rng(size)
     if session.metadata is None:
-        engine = session.backend.engine_metadata
-        length = engine.length[1] if engine is not None and engine.length else 0
-        rows = {port.name: _random_rows(port, size, length, rng) for port in session.inputs}
+        rows = random_rows(session, size, size)
         start = time.perf_counter()
         session.run(rows)
         return time.perf_counter() - start
     shape = [s for s in session.inputs[0].shape[1:] if isinstance(s, int)]
-    images = rng.random((size, *shape), np.float32)
+    images = np.random.default_rng(size).random((size, *shape), np.float32)
     start = time.perf_counter()
     for _ in session.run_batches(images, session.roles.all):
         pass
     return time.perf_counter() - start
-
-
-def _random_rows(port: Port, size: int, length: int, rng: np.random.Generator) -> NDArray[Any]:
-    """Rows of an input: index 0, since parts may index smaller tables than the file states; other integers 1.
-
-    Args:
-        length: of free axes; 0 for the longest that the file states.
-    """
-    longest = port.longest or (0,) * len(port.shape)
-    sizes = [
-        s if isinstance(s, int) else length or most or _LENGTH
-        for s, most in zip(port.shape[1:], longest[1:], strict=True)
-    ]
-    if port.entries is not None:
-        return np.zeros((size, *sizes), port.dtype)
-    if port.dtype.startswith("float"):
-        return rng.random((size, *sizes)).astype(port.dtype)
-    return np.ones((size, *sizes), port.dtype)
 
 
 # --- Models and addresses, checked before the server is imported ---

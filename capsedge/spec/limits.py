@@ -216,6 +216,11 @@ C_BATCH = _limit(
     1024,
     "images of one call of a network in C or WebAssembly, whose source grows with each",
 )
+C_INPUTS = _limit(
+    "C_INPUTS",
+    125,
+    "inputs of a network in C: with arena and outputs, the parameters that C99 promises",
+)
 CHECK_SECONDS = _limit("CHECK_SECONDS", 60, "seconds of the process that checks an ONNX file")
 CHECK_MEMORY = _limit(
     "CHECK_MEMORY", GIB, "the memory of that process, in addition to eight times the file"

@@ -25,6 +25,7 @@ from capsedge.errors import ArtefactError, EnvironmentProblem, UsageError
 from capsedge.exporters.c import toolchain
 from capsedge.exporters.c.folder import origin_of
 from capsedge.exporters.c.naming import check_prefix
+from capsedge.exporters.c.program import C_TYPES
 from capsedge.exporters.c.write_c import generate
 from capsedge.runtime.backends.backend import (
     Backend,
@@ -90,16 +91,18 @@ class CompiledC:
         compiler: str,
         folder: ExitStack,
     ) -> None:
-        shape = tuple(description["input"]["shape"])
-        known = {port.name: port for port in original.outputs}
+        given = {each["name"]: tuple(each["shape"]) for each in description["inputs"]}
+        known = {port.name: port for port in (*original.inputs, *original.outputs)}
         self._outputs: dict[str, tuple[int, ...]] = {
             each["name"]: tuple(each["shape"]) for each in description["outputs"]
         }
-        self.inputs: tuple[Port, ...] = (replace(original.inputs[0], shape=shape),)
+        self.inputs: tuple[Port, ...] = tuple(
+            replace(known[name], shape=shape) for name, shape in given.items()
+        )
         self.outputs: tuple[Port, ...] = tuple(
             replace(known[name], shape=shape) for name, shape in self._outputs.items()
         )
-        self.batches = BatchRange(shape[0], shape[0])
+        self.batches = BatchRange.of(self.inputs)
         self.metadata: ModelMetadata | None = original.metadata
         self.source, self.compiler = source, compiler
         self._process, self._folder = process, folder
@@ -121,7 +124,7 @@ class CompiledC:
         raise UsageError(f"{file.path} is not a folder of C.", "", "Use open_folder.")
 
     def run(self, feeds: Feeds, outputs: Sequence[str]) -> dict[str, NDArray[Any]]:
-        """The named outputs, for an input that has been checked.
+        """The named outputs, for inputs that have been checked.
 
         Raises:
             UsageError: it is closed.
@@ -129,23 +132,27 @@ class CompiledC:
         """
         if self.closed:
             raise closed_error(Path(self.source.name))
-        images = np.ascontiguousarray(feeds[self.inputs[0].name], np.float32)
+        given = b"".join(
+            np.ascontiguousarray(feeds[port.name], port.numpy_dtype).tobytes()
+            for port in self.inputs
+        )
         with self._lock:  # one process
             try:
-                results = self._exchange(images)
+                results = self._exchange(given)
             except BaseException:
                 self.close()  # it may be in the middle of an answer
                 raise
         return {name: results[name] for name in outputs}
 
-    def _exchange(self, images: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
-        given, printed = self._process.stdin, self._process.stdout
-        assert given is not None
+    def _exchange(self, given: bytes) -> dict[str, NDArray[Any]]:
+        """All outputs, for the bytes of all inputs."""
+        taken, printed = self._process.stdin, self._process.stdout
+        assert taken is not None
         assert printed is not None
         results = {}
         with suppress(BrokenPipeError):  # it shows in the answer
-            given.write(images.tobytes())
-            given.flush()
+            taken.write(given)
+            taken.flush()
         for name, shape in self._outputs.items():
             size = 4 * math.prod(shape)
             data = printed.read(size)
@@ -282,21 +289,25 @@ _BINARY_STREAMS = (
 
 
 def _host(description: Mapping[str, Any]) -> str:
-    """The program around the network: reads an input, writes all outputs, until there are no more inputs."""
+    """The program around the network: reads all inputs, writes all outputs, until no more come."""
     name, sizes = description["name"], [math.prod(o["shape"]) for o in description["outputs"]]
     results = range(len(sizes))
+    given = [
+        (C_TYPES[i["type"]], f"caps_{i['parameter']}", i["size"]) for i in description["inputs"]
+    ]
+    read = " && ".join(f"fread({each}, sizeof {each}, 1, stdin) == 1" for _, each, _ in given)
     lines = [
         "#include <stdio.h>",
         *_BINARY_STREAMS[0],
         f'#include "{name}.h"',
         f"static uint8_t caps_arena[{description['memory']['arena_bytes']}] __attribute__((aligned(16)));",
-        f"static float caps_input[{description['input']['size']}];",
+        *(f"static {kind} {each}[{size}];" for kind, each, size in given),
         *(f"static float caps_result{k}[{size}];" for k, size in enumerate(sizes)),
         "int main(void) {",
         *_BINARY_STREAMS[1],
         f"  {name}_outputs caps_results = {{{', '.join(f'caps_result{k}' for k in results)}}};",
-        "  while (fread(caps_input, sizeof caps_input, 1, stdin) == 1) {",
-        f"    {name}_run(caps_arena, caps_input, &caps_results);",
+        f"  while ({read}) {{",
+        f"    {name}_run(caps_arena, {', '.join(each for _, each, _ in given)}, &caps_results);",
         *(f"    fwrite(caps_result{k}, sizeof caps_result{k}, 1, stdout);" for k in results),
         "    if (fflush(stdout)) return 1;",
         "  }",

@@ -12,8 +12,9 @@ pytest.importorskip("onnxscript")
 from torch import Tensor, nn  # noqa: E402
 
 import capsedge  # noqa: E402
-from capsedge.errors import UsageError  # noqa: E402
+from capsedge.errors import UnsupportedModelError, UsageError  # noqa: E402
 from capsedge.exporters.export_options import ExportOptions  # noqa: E402
+from capsedge.serving.independent_rows import contradiction  # noqa: E402
 from capsedge.serving.served_models import can_batch  # noqa: E402
 
 
@@ -45,6 +46,40 @@ def test_parts_of_an_input_index_different_tables(tmp_path: Path, users: int) ->
             ids[1, place] = index
             with pytest.raises(UsageError, match=rf"Found: {index}.*expected: 0 to {most}\."):
                 session.run({"ids": ids.numpy(), "weights": example[1].numpy()})
+
+
+class Sensors(nn.Module):
+    """A sequence and features, both floats."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps, self.features = nn.Linear(3, 8), nn.Linear(5, 8)
+
+    def forward(self, sequence: Tensor, features: Tensor) -> Tensor:
+        return self.steps(sequence).mean(1) + self.features(features)
+
+
+class Centred(Sensors):
+    """Each row less the mean of all."""
+
+    def forward(self, sequence: Tensor, features: Tensor) -> Tensor:
+        rows = super().forward(sequence, features)
+        return rows - rows.mean(0, keepdim=True)
+
+
+@pytest.mark.thorough
+def test_rows_of_floats_are_stated_to_be_independent_where_they_are(tmp_path: Path) -> None:
+    example = {"sequence": torch.rand(2, 4, 3), "features": torch.rand(2, 5)}
+    for free in ({}, {"sequence": [1]}):
+        path = tmp_path / "m.onnx"
+        capsedge.export(Sensors().eval(), path, example=example, free_axes=free)
+        with capsedge.load(path) as session:
+            assert [port.independent for port in session.inputs] == [True, True]
+            assert can_batch(session)
+            assert contradiction(session) == ""
+    with pytest.raises(UnsupportedModelError, match="depends on the other images of its batch"):
+        capsedge.export(Centred().eval(), tmp_path / "n.onnx", example=example)
+    assert not (tmp_path / "n.onnx").exists()
 
 
 @pytest.mark.thorough

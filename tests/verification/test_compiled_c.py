@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 pytest.importorskip("torch", reason="the reference: pip install 'capsedge[export]'")
@@ -22,6 +23,7 @@ from capsedge.runtime.zoo import zoo_checkpoint, zoo_model
 from capsedge.verification import compiled_c
 from capsedge.verification.compiled_c import open_folder
 from tests.exporters.c.compiled import compiler
+from tests.exporters.c.test_inputs import fusion
 
 FILE = zoo_model("digits-attention")
 
@@ -63,6 +65,31 @@ def test_a_folder_is_compared_with_pytorch(folder: Path) -> None:
     assert made.file == "digits_attention.c"
     assert made.bytes == (folder / made.file).stat().st_size
     assert made.facts["compiler"]
+
+
+@pytest.mark.thorough
+def test_a_folder_of_several_inputs(tmp_path: Path) -> None:
+    """Of floats and integers, from random values and from arrays by name."""
+    compiler()
+    source, folder = tmp_path / "m.onnx", tmp_path / "net"
+    onnx.save(fusion("uint8", "int8"), source)
+    for batch in (1, 3):
+        write_c(source, folder, name="net", batch=batch)
+        with open_folder(folder, source) as session:
+            assert [(p.name, p.dtype, p.shape) for p in session.backend.inputs] == [
+                ("image", "uint8", (batch, 1, 9, 5)),
+                ("features", "int8", (batch, 5)),
+            ]
+            assert session.backend.batches.fixed == batch
+        rng = np.random.default_rng(0)
+        rows = {
+            "features": rng.integers(-128, 128, (7, 5)).astype(np.int8),
+            "image": rng.integers(0, 256, (7, 1, 9, 5)).astype(np.uint8),
+        }
+        for inputs in (None, rows):
+            certificate = capsedge.verify(None, folder, made_from=source, inputs=inputs, limit=7)
+            assert certificate.passed, certificate.failures
+            assert certificate.samples["images"] == 7
 
 
 @pytest.mark.thorough

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from capsedge.exporters.c.network_inputs import is_plain
 from capsedge.exporters.c.source import COutput, Library
 from capsedge.runtime.metadata.metadata import ModelMetadata
 from capsedge.runtime.session.masks import level_of, map_classes
@@ -15,7 +16,9 @@ def example(lib: Library, metadata: ModelMetadata | None) -> str:
     first = lib.outputs[0] if lib.outputs else None
     mask = _Mask.of(lib, metadata)
     lines = [
-        "/* An image of zeros through the network, and its results. A camera would fill the pixels. */",
+        "/* An image of zeros through the network, and its results. A camera would fill the pixels. */"
+        if is_plain(lib.inputs)
+        else "/* Zeros through the network, and its results. Sensors would fill the inputs. */",
         *(mask.remark if mask is not None else ()),
         "#ifndef ARDUINO /* whose sketches have setup() and loop() */",
         "#include <stdio.h>",
@@ -26,7 +29,7 @@ def example(lib: Library, metadata: ModelMetadata | None) -> str:
         "__attribute__((aligned(16)))",
         "#endif",
         f"static uint8_t arena[{u}_ARENA_BYTES];",
-        f"static float input[{u}_INPUT_SIZE];",
+        *(f"static {i.ctype} {i.parameter}[{u}_{i.macro}];" for i in lib.inputs),
     ]
     if lib.preprocessing is not None:
         size = "*".join(str(v) for v in lib.image or ())
@@ -43,7 +46,8 @@ def example(lib: Library, metadata: ModelMetadata | None) -> str:
         lines.append("  int k;")
     if lib.preprocessing is not None:
         lines.append(f"  {n}_prepare(pixels, input);")
-    lines.append(f"  {n}_run(arena, input, &outputs);")
+    given = ", ".join(each.parameter for each in lib.inputs)
+    lines.append(f"  {n}_run(arena, {given}, &outputs);")
     if mask is not None:
         lines += mask.printed()
     elif first is not None and lib.labels and first.size == len(lib.labels):

@@ -32,8 +32,8 @@ def needs(library: Library) -> dict[str, dict[str, int]]:
         "flash": {"constants": library.run_bytes, "code at most": code_bound(library)},
         "ram": {
             "arena": library.arena,
-            "input": 4 * int(np.prod(library.input_shape)),
-            "outputs": 4 * sum(output.size for output in library.outputs),
+            "input" if len(library.inputs) == 1 else "inputs": library.input_bytes,
+            "outputs": library.output_bytes,
         },
     }
 
@@ -83,7 +83,7 @@ def check_fit(library: Library, fit: Mapping[str, int], source: Path) -> None:
     quantized = any(array.dtype == np.int8 for array in library.constants.arrays.values())
     # It makes weights and feature maps four times smaller, so it helps with both kinds of memory.
     help_with = [] if quantized else ["quantize it to INT8 (`capsedge quantize`)"]
-    if library.input_shape[0] > 1:
+    if library.batch > 1:
         help_with.insert(0, "build it for one image a call (`--batch 1`)")
     if "flash" in over:
         most = max(table, key=lambda row: row["constant_bytes"])

@@ -9,13 +9,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from capsedge.errors import ArtefactError, CapsedgeError, UsageError
 from capsedge.exporters.c import naming
 from capsedge.exporters.c.example import example
 from capsedge.exporters.c.fit import code_bound, layer_table
-from capsedge.exporters.c.folder_report import FolderReport, LayerRow
+from capsedge.exporters.c.folder_report import FolderReport, InputRow, LayerRow
 from capsedge.exporters.c.measurement import MeasuredC
 from capsedge.exporters.c.source import Library, header, source
 from capsedge.runtime.files import reading
@@ -121,8 +119,7 @@ def origin_of(folder: Path) -> FolderOrigin:
     found = _description(folder)
     with _readable(folder):
         source = decode(dict[str, Any], found.get("source"), "source")
-        size = decode(dict[str, Any], found.get("input"), "input")
-        batch = decode(list[int], size.get("shape"), "shape")[0]
+        batch = decode(list[InputRow], found.get("inputs"), "inputs")[0].shape[0]
         if not 0 < batch <= limits.C_BATCH:
             raise ValueError(f"the batch is {batch}, not 1 to {limits.C_BATCH:,}")
         return FolderOrigin(
@@ -148,7 +145,7 @@ def read_report(folder: Path) -> FolderReport:
     """
     found = _description(folder)
     with _readable(folder):
-        decode(list[int], decode(dict[str, Any], found.get("input"), "input").get("shape"), "shape")
+        inputs = decode(list[InputRow], found.get("inputs"), "inputs")
         decode(dict[str, Any], found.get("source"), "source")
         memory = decode(dict[str, int], found.get("memory"), "memory")
         for name in _MEMORY:
@@ -157,7 +154,7 @@ def read_report(folder: Path) -> FolderReport:
         measured = decode(list[MeasuredC], found.get("measured", []), "measured")
         if any(len(m.instructions) not in (0, len(layers)) for m in measured):
             raise ValueError("measured has other layers")
-        return FolderReport(found, memory, layers, measured)
+        return FolderReport(found, memory, inputs, layers, measured)
 
 
 @contextmanager
@@ -229,7 +226,10 @@ def describe(
         "task": metadata.task if metadata is not None else "",
         "precision": metadata.precision if metadata is not None else "",
         "labels": list(lib.labels),
-        "input": {"shape": list(lib.input_shape), "size": int(np.prod(lib.input_shape))},
+        "inputs": [
+            asdict(InputRow(i.name, i.parameter, i.dtype, list(i.shape), i.size))
+            for i in lib.inputs
+        ],
         "preprocessing": asdict(lib.preprocessing) if lib.preprocessing is not None else None,
         "outputs": [
             {"name": o.name, "field": o.field, "shape": list(o.shape), "meaning": o.meaning}
@@ -247,8 +247,8 @@ def describe(
             "constant_bytes": lib.run_bytes,
             "decoder_bytes": lib.constants.bytes - lib.run_bytes,
             "code_bound": code_bound(lib),
-            "input_bytes": 4 * int(np.prod(lib.input_shape)),
-            "output_bytes": 4 * sum(output.size for output in lib.outputs),
+            "input_bytes": lib.input_bytes,
+            "output_bytes": lib.output_bytes,
         },
         "products": sum(row["products"] for row in table),
         "layers": table,
@@ -368,6 +368,11 @@ def _readme(lib: Library, description: Mapping[str, Any]) -> str:
         f"{row['constant_bytes']:,} | {row['scratch_bytes']:,} | {row['live_bytes']:,} |"
         for row in description["layers"]
     ]
+    words = {"float32": "floats"}
+    given = [
+        f"| {i.parameter}, {i.size:,} {words.get(i.dtype, i.dtype)} of the caller's (RAM) | {i.bytes:,} |"
+        for i in lib.inputs
+    ]
     decoder = ""
     if lib.decoder is not None:
         decoder = f"""
@@ -387,7 +392,7 @@ that a project needs: no library, no memory allocation, no files. `main.c` is an
 | constants (flash) | {memory["constant_bytes"]:,} |
 | code (flash) | at most {format_bytes(memory["code_bound"])}, with `-O2` |
 | arena (RAM) | {memory["arena_bytes"]:,} |
-| input, {description["input"]["size"]:,} floats of the caller's (RAM) | {memory["input_bytes"]:,} |
+{chr(10).join(given)}
 | outputs of the caller's, if all are wanted (RAM) | {memory["output_bytes"]:,} |
 {decoder}
 If the compiler does not fuse products and sums (`-ffp-contract=off`), results do not depend on the machine,

@@ -12,6 +12,25 @@ from capsedge.runtime.result_summary import Report, Table, short
 
 
 @dataclass(frozen=True)
+class InputRow:
+    """One input of the network; its fields are those of ``NAME.json``.
+
+    Attributes:
+        name: name in the ONNX file.
+        parameter: name of the parameter in C.
+        type: element type: float32, int8 or uint8.
+        shape: shape, including the batch.
+        size: elements.
+    """
+
+    name: str
+    parameter: str
+    type: str
+    shape: list[int]
+    size: int
+
+
+@dataclass(frozen=True)
 class LayerRow:
     """One layer of the network; its fields are those of ``NAME.json``.
 
@@ -37,6 +56,7 @@ class FolderReport(Report):
     Attributes:
         description: the whole ``NAME.json``.
         memory: bytes, by their names.
+        inputs: inputs of the network.
         layers: layers of the network.
         measured: what `build --measure` found, with as many counts as layers or none.
     """
@@ -45,6 +65,7 @@ class FolderReport(Report):
 
     description: dict[str, Any]
     memory: dict[str, int]
+    inputs: list[InputRow]
     layers: list[LayerRow]
     measured: list[MeasuredC]
 
@@ -62,7 +83,7 @@ class FolderReport(Report):
         rows = [
             ("made from", str(self.description["source"].get("file", ""))),
             ("precision", str(self.description.get("precision") or "not stated")),
-            ("input", " x ".join(map(str, self.description["input"]["shape"]))),
+            *((each.parameter, _shape_text(each)) for each in self.inputs),
             *memory_rows(self._name, self.memory),
         ]
         for each in self.measured:
@@ -94,3 +115,9 @@ class FolderReport(Report):
     def to_dict(self) -> dict[str, Any]:
         """The description."""
         return self.description
+
+
+def _shape_text(given: InputRow) -> str:
+    """``1 x 1 x 28 x 28``, and the type if it is not the usual one."""
+    shape = " x ".join(map(str, given.shape))
+    return shape if given.type == "float32" else f"{shape}, {given.type}"

@@ -15,6 +15,7 @@ from capsedge.errors import UnsupportedModelError
 from capsedge.exporters.c import capsules, convolutions, layer_steps, movement, per_element
 from capsedge.exporters.c.node import CNode, Translator
 from capsedge.exporters.c.program import (
+    C_TYPES,
     Buffer,
     Constants,
     Program,
@@ -145,7 +146,7 @@ class Translation:
                     f"Its input '{printable(info.name)}' is {error}.",
                     "Build with a smaller --batch, or export it for smaller images.",
                 ) from error
-            buffer = Buffer(inputs[info.name], size, external=True)
+            buffer = Buffer(inputs[info.name], size, C_TYPES[dtype], external=True)
             self.inputs[info.name] = ProgramValue(shape, dtype, dense(shape), buffer=buffer)
         self._values.update(self.inputs)
         graph = Graph.of(model.graph)

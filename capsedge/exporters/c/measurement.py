@@ -305,10 +305,13 @@ def _defines(files: Mapping[str, bytes], description: Mapping[str, Any], folder:
         "NAME": name,
         "STEPS": len(description["layers"]) + 1,
         "ARENA": description["memory"]["arena_bytes"],
-        "INPUT": description["input"]["size"],
         "RESULTS": sum(sizes),
         "SIZES": ",".join(map(str, sizes)),
     }
+    # X-macros: X(type, name, elements) for each input, then the arguments.
+    inputs = description["inputs"]
+    arrays = "".join(f"X({i['type']},{i['parameter']},{i['size']})" for i in inputs)
+    numbers |= {"ARRAYS(X)": arrays, "ARGUMENTS": ",".join(i["parameter"] for i in inputs)}
     defines = [f"-DCAPS_{key}={value}" for key, value in numbers.items()]
     return [*defines, "-include", "step.h", "program.c", f"{name}.c"]
 

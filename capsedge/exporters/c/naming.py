@@ -72,6 +72,11 @@ def field_of(name: str, taken: Collection[str]) -> str:
     return unique
 
 
+def parameter_of(name: str) -> str:
+    """A parameter from the name of an input, behind ``input_``: no type, macro or variable begins so."""
+    return f"input_{_identifier(name)}".rstrip("_")
+
+
 def c_string(text: str) -> str:
     """A C string literal of its UTF-8 bytes, in plain ASCII; no trigraph, no byte that runs into the next."""
     parts = []

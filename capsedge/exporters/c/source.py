@@ -10,6 +10,7 @@ from importlib import resources
 import numpy as np
 
 from capsedge.exporters.c.naming import c_string, in_comment
+from capsedge.exporters.c.network_inputs import CInput
 from capsedge.exporters.c.plan import Plan
 from capsedge.exporters.c.program import Constants, Program, Shape, literal
 from capsedge.runtime.metadata.metadata import Preprocessing
@@ -53,10 +54,10 @@ class Library:
     Attributes:
         name: prefix of its symbols.
         title: what it is, for comments.
-        input_shape: shape of the input, including the batch.
+        inputs: inputs of ``run``.
         outputs: outputs of ``run``.
         labels: labels of the classes.
-        preprocessing: None if the file does not state how pixels become the input.
+        preprocessing: None if the file does not state how pixels become its only input.
         run: the network.
         decoder: poses to one picture; None for none.
         capsules: classes and elements of a pose, for the decoder.
@@ -67,7 +68,7 @@ class Library:
 
     name: str
     title: str
-    input_shape: Shape
+    inputs: tuple[CInput, ...]
     outputs: tuple[COutput, ...]
     labels: tuple[str, ...]
     preprocessing: Preprocessing | None
@@ -83,6 +84,20 @@ class Library:
         return self.name.upper()
 
     @property
+    def batch(self) -> int:
+        return self.inputs[0].shape[0]
+
+    @property
+    def input_bytes(self) -> int:
+        """Bytes of all inputs, which are the caller's."""
+        return sum(each.bytes for each in self.inputs)
+
+    @property
+    def output_bytes(self) -> int:
+        """Bytes of all outputs, which are the caller's."""
+        return 4 * sum(output.size for output in self.outputs)
+
+    @property
     def arena(self) -> int:
         """Size of an arena that is large enough for every function of the library, in bytes."""
         return max(self.run.plan.bytes, self.decoder.plan.bytes if self.decoder else 0, 16)
@@ -95,10 +110,11 @@ class Library:
 
     @property
     def image(self) -> tuple[int, int, int] | None:
-        """Channels, height and width of the input; None if it is not an image."""
+        """Channels, height and width of the only input; None if it is not an image."""
         if self.preprocessing is not None:
             return self.preprocessing.channels, self.preprocessing.height, self.preprocessing.width
-        return self.input_shape[1:] if len(self.input_shape) == 4 else None
+        shape = self.inputs[0].shape
+        return shape[1:] if len(self.inputs) == 1 and len(shape) == 4 else None
 
 
 # --- Kernels ---
@@ -162,11 +178,11 @@ def _header(lib: Library) -> Iterator[str]:
     yield from (f"#ifndef {u}_H", f"#define {u}_H", "", "#include <stdint.h>", "")
     yield from ("#ifdef __cplusplus", 'extern "C" {', "#endif", "")
     yield f"#define {u}_ARENA_BYTES {lib.arena}"
-    yield f"#define {u}_BATCH {lib.input_shape[0]}"
+    yield f"#define {u}_BATCH {lib.batch}"
     if lib.image is not None:
         for word, number in zip(("CHANNELS", "HEIGHT", "WIDTH"), lib.image, strict=True):
             yield f"#define {u}_INPUT_{word} {number}"
-    yield f"#define {u}_INPUT_SIZE {int(np.prod(lib.input_shape))}"
+    yield from (f"#define {u}_{each.macro} {each.size}" for each in lib.inputs)
     yield f"#define {u}_CLASSES {len(lib.labels)}"
     for output in lib.outputs:
         yield f"#define {u}_{output.field.upper()}_SIZE {output.size}"
@@ -196,12 +212,7 @@ def _header(lib: Library) -> Iterator[str]:
     for output in lib.outputs:
         yield f"  float *{output.field}; /* {list(output.shape)}: {in_comment(output.meaning)} */"
     yield f"}} {n}_outputs;"
-    order = "" if lib.preprocessing is None else f", {lib.preprocessing.layout}"
-    yield from (
-        "",
-        f"/* Runs the network. The input has the shape {list(lib.input_shape)}{order}. */",
-    )
-    yield f"void {n}_run(void *arena, const float *input, {n}_outputs *outputs);"
+    yield from ("", *_run_declaration(lib))
     if lib.decoder is not None:
         j, p = lib.capsules
         yield from (
@@ -211,6 +222,21 @@ def _header(lib: Library) -> Iterator[str]:
         yield f"   {list(lib.picture)}, values 0 to 1; zeros for any other index. */"
         yield f"void {n}_reconstruct(void *arena, const float *poses, int index, float *picture);"
     yield from ("", "#ifdef __cplusplus", "}", "#endif", "", "#endif")
+
+
+def _run_declaration(lib: Library) -> Iterator[str]:
+    n = lib.name
+    if len(lib.inputs) == 1:
+        (given,) = lib.inputs
+        order = "" if lib.preprocessing is None else f", {lib.preprocessing.layout}"
+        yield f"/* Runs the network. The input has the shape {list(given.shape)}{order}. */"
+        yield f"void {n}_run(void *arena, {given.declaration}, {n}_outputs *outputs);"
+        return
+    yield "/* Runs the network. Behind each input are its shape and its name in the ONNX file. */"
+    yield f"void {n}_run(void *arena,"
+    for each in lib.inputs:
+        yield f"  {each.declaration}, /* {list(each.shape)}: {in_comment(each.name)} */"
+    yield f"  {n}_outputs *outputs);"
 
 
 # --- The source ---
@@ -235,7 +261,8 @@ def source(lib: Library, definitions: Iterable[str] | None = None) -> str:
         parts.append(f"const char *const {n}_labels[{len(lib.labels)}] = {{\n{names}}};\n")
     if lib.preprocessing is not None:
         parts.append(_prepare(lib, lib.preprocessing))
-    signature = f"void {n}_run(void *arena, const float *input, {n}_outputs *outputs)"
+    given = ", ".join(each.declaration for each in lib.inputs)
+    signature = f"void {n}_run(void *arena, {given}, {n}_outputs *outputs)"
     parts.append("\n".join(_function(signature, lib.run, "")) + "\n")
     if lib.decoder is not None:
         signature = (

@@ -13,8 +13,9 @@ from typing import Any
 
 import onnx
 
-from capsedge.errors import EnvironmentProblem
+from capsedge.errors import EnvironmentProblem, UnsupportedModelError
 from capsedge.exporters.c import folder, naming, toolchain
+from capsedge.exporters.c.network_inputs import CInput, is_plain, listed
 from capsedge.exporters.c.program import C_TYPES, Constants
 from capsedge.exporters.c.source import Library, header, source
 from capsedge.exporters.c.write_c import read_library
@@ -164,13 +165,30 @@ def compile_network(
     """
     zig = _compiler()
     library, metadata = read_library(data, file, prefix, batch)
+    (given,) = _one_input(library)
     known = folder.describe(library, metadata, file, data)
-    for name in ("layers", "declared_outputs", "products"):
+    for name in ("inputs", "layers", "declared_outputs", "products"):
         del known[name]
+    known["input"] = {"shape": list(given.shape), "size": given.size}
     known |= {"kind": WASM_KIND, "scores": _scores(library, metadata), "file": _file(data)}
     code = _compile(zig, library)
     text = json.dumps(known, separators=(",", ":")).encode("ascii")
     return CompiledNetwork(code + custom_section(WASM_SECTION, text), library, known)
+
+
+def _one_input(library: Library) -> tuple[CInput, ...]:
+    """The only input, which is of floats.
+
+    Raises:
+        UnsupportedModelError: there are others.
+    """
+    if not is_plain(library.inputs):
+        raise UnsupportedModelError(
+            "The file cannot be compiled to WebAssembly.",
+            f"Its module takes one float32 input, but the file has {listed(library.inputs)}.",
+            "Write it as C with --target c, or run it with libcapsedge (docs/how-to/recommender.md).",
+        )
+    return library.inputs
 
 
 def _scores(library: Library, metadata: ModelMetadata | None) -> dict[str, str] | None:
@@ -280,7 +298,7 @@ def _glue(lib: Library) -> Iterator[str]:
     n, u, p = lib.name, lib.upper, lib.preprocessing
     buffers = {"input": ("float", f"{u}_INPUT_SIZE")}
     if p is not None:
-        buffers["pixels"] = ("uint8_t", str(lib.input_shape[0] * p.channels * p.height * p.width))
+        buffers["pixels"] = ("uint8_t", str(lib.batch * p.channels * p.height * p.width))
     if lib.decoder is not None:
         buffers |= {
             "poses": ("float", str(lib.capsules[0] * lib.capsules[1])),
@@ -305,7 +323,7 @@ def _glue(lib: Library) -> Iterator[str]:
     if p is not None:
         image = p.channels * p.height * p.width
         yield 'CAPS_HOST("prepare") void caps_host_prepare(void) {'
-        yield f"  for (int k = 0; k < {lib.input_shape[0]}; k++)"
+        yield f"  for (int k = 0; k < {lib.batch}; k++)"
         yield f"    {n}_prepare(caps_host_pixels + k * {image}, caps_host_input + k * {image});\n}}"
     if lib.decoder is not None:
         yield 'CAPS_HOST("reconstruct") void caps_host_reconstruct(int32_t index) {'

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 
 from capsedge.errors import UnsupportedModelError, UsageError
-from capsedge.exporters.c import folder, measurement, naming
+from capsedge.exporters.c import folder, measurement, naming, network_inputs
 from capsedge.exporters.c.fit import check_fit, memory_rows
 from capsedge.exporters.c.graph import Translation, prepare
 from capsedge.exporters.c.plan import plan
@@ -166,16 +166,9 @@ def translate(
         )
     _check_types(model)
     metadata = ModelMetadata.from_properties(properties)
-    stored = {t.name for t in model.graph.initializer}
-    inputs = [i for i in model.graph.input if i.name not in stored]
-    if len(inputs) != 1 or inputs[0].type.tensor_type.elem_type != onnx.TensorProto.FLOAT:
-        found = ", ".join(f"{printable(i.name)} ({_type_name(i)})" for i in inputs)
-        raise UnsupportedModelError(
-            "The file cannot be written as C.",
-            f"The C source takes one float32 input, but the file has {found}.",
-            "Run it with libcapsedge (docs/how-to/recommender.md).",
-        )
+    network_inputs.check_types(model)
     fixed = _fixed(model, batch)
+    inputs = network_inputs.inputs_of(fixed)
     poses = _poses(metadata, model)
     capsules = _capsules(fixed, poses)
     decoded = any(o.name == RECONSTRUCTION for o in model.graph.output) and capsules is not None
@@ -183,8 +176,10 @@ def translate(
     decoder = translate_decoder(data, poses, capsules, constants) if decoded and capsules else None
     names = [o.name for o in model.graph.output if decoder is None or o.name != RECONSTRUCTION]
     constants = Constants()  # in the order of the run
-    run = Translation(prepare(fixed, names), constants, {inputs[0].name: "input"})
-    outputs = _write_outputs(run, names, metadata)
+    run = Translation(prepare(fixed, names), constants, {i.name: i.parameter for i in inputs})
+    taken = [i.parameter for i in inputs] if len(inputs) > 1 else []
+    outputs = _write_outputs(run, names, metadata, taken)
+    network_inputs.check_used(run.program, inputs, run.inputs)
     if decoded and capsules and decoder is not None:
         decoder = translate_decoder(data, poses, capsules, constants)
     labels = metadata.class_names if metadata is not None else ()
@@ -193,8 +188,8 @@ def translate(
         "Every sum has a fixed order: with -ffp-contract=off, results are the same bits on every machine.",
     )
     library = Library(
-        prefix, naming.in_comment(file), run.inputs[inputs[0].name].shape, outputs, tuple(labels),
-        metadata.preprocessing if metadata is not None else None,
+        prefix, naming.in_comment(file), inputs, outputs, tuple(labels),
+        metadata.preprocessing if metadata is not None and network_inputs.is_plain(inputs) else None,
         Function(run.program, plan(run.program.steps)),
         None if decoder is None else Function(decoder[0], plan(decoder[0].steps)),
         capsules or (0, 0), () if decoder is None else decoder[1], constants, heading,
@@ -219,11 +214,6 @@ def _check_types(model: onnx.ModelProto) -> None:
                     f"Its weight '{printable(name)}' is {kinds[name]}.",
                     "Build the FP32 file, or quantize it to INT8 with `capsedge quantize`.",
                 )
-
-
-def _type_name(value: onnx.ValueInfoProto) -> str:
-    kind = value.type.tensor_type.elem_type  # 0: it is no tensor
-    return str(onnx.helper.tensor_dtype_to_np_dtype(kind)) if kind else "no tensor"
 
 
 def _fixed(model: onnx.ModelProto, batch: int | None) -> onnx.ModelProto:
@@ -303,13 +293,17 @@ def _meaning(name: str, metadata: ModelMetadata | None) -> str:
 
 
 def _write_outputs(
-    run: Translation, names: list[str], metadata: ModelMetadata | None
+    run: Translation, names: list[str], metadata: ModelMetadata | None, taken: list[str]
 ) -> tuple[COutput, ...]:
-    """Make the program deliver every output to the caller as soon as it is computed."""
+    """Make the program deliver every output to the caller as soon as it is computed.
+
+    Args:
+        taken: names that no output may have.
+    """
     program, outputs = run.program, []
     fields: list[str] = []
     for name in names:
-        field = naming.field_of(name, fields)
+        field = naming.field_of(name, [*taken, *fields])
         fields.append(field)
         value = run.outputs[name]
         _deliver(program, value, field)

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -63,19 +64,23 @@ class Compiled:
         self._arena = ctypes.c_void_p(raw.ctypes.data + start)
         raw[self._end :] = 0xA5
 
-    def run(self, x: Floats) -> dict[str, Floats]:
-        """All outputs; the bytes behind the arena must stay as they are."""
-        x = np.ascontiguousarray(x, np.float32)
+    def run(self, *inputs: NDArray[Any]) -> dict[str, Floats]:
+        """All outputs for the inputs in their order; the bytes behind the arena must stay as they are."""
+        given = [
+            np.ascontiguousarray(x, known["type"])
+            for x, known in zip(inputs, self.description["inputs"], strict=True)
+        ]
         outputs = self.description["outputs"]
         results = {o["name"]: np.full(o["shape"], np.nan, np.float32) for o in outputs}
         pointers = (ctypes.c_void_p * len(results))(*(r.ctypes.data for r in results.values()))
-        self._library.net_run(self._arena, ctypes.c_void_p(x.ctypes.data), pointers)
+        addresses = [ctypes.c_void_p(x.ctypes.data) for x in given]
+        self._library.net_run(self._arena, *addresses, pointers)
         assert (self._raw[self._end :] == 0xA5).all()
         return results
 
     def prepare(self, pixels: NDArray[np.uint8]) -> Floats:
         """Pixels as the network's input."""
-        result = np.full(self.description["input"]["shape"], np.nan, np.float32)
+        result = np.full(self.description["inputs"][0]["shape"], np.nan, np.float32)
         pixels = np.ascontiguousarray(pixels)
         self._library.net_prepare(
             ctypes.c_void_p(pixels.ctypes.data), ctypes.c_void_p(result.ctypes.data)

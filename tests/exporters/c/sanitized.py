@@ -47,13 +47,13 @@ int main(void) {{
 }}
 """
 _CALL = """  for (k = 0; k < {inputs}; k++) {{
-    float *x = given(in, {input_bytes});
+    {given}
     void *arena = aligned_alloc(16, {arena});
     {name}_outputs o = {{{allocated}}};
     fprintf(stderr, "@{name}\\n");
-    {name}_run(arena, x, &o);
+    {name}_run(arena, {passed}, &o);
     {puts}
-    free(x);
+    {freed}
     free(arena);
   }}
 """
@@ -65,13 +65,13 @@ class Case:
 
     Attributes:
         files, description: of `write_c.generate`, with a prefix of its own.
-        inputs: arrays of the input's shape.
+        inputs: for each run, an array of the input's shape, or one for each input.
         results: for each input, the outputs by their names in the file.
     """
 
     files: dict[str, bytes]
     description: dict[str, Any]
-    inputs: Sequence[Floats]
+    inputs: Sequence[Floats | tuple[NDArray[Any], ...]]
     results: list[dict[str, Floats]] = field(default_factory=list)
 
     @property
@@ -82,10 +82,13 @@ class Case:
         """The C that runs it on all inputs."""
         outputs = self.description["outputs"]
         sizes = {o["field"]: math.prod(o["shape"]) for o in outputs}
+        bytes_of = [i["size"] * np.dtype(i["type"]).itemsize for i in self.description["inputs"]]
         return _CALL.format(
             name=self.name,
             inputs=len(self.inputs),
-            input_bytes=4 * self.description["input"]["size"],
+            given=" ".join(f"void *x{k} = given(in, {n});" for k, n in enumerate(bytes_of)),
+            passed=", ".join(f"x{k}" for k in range(len(bytes_of))),
+            freed=" ".join(f"free(x{k});" for k in range(len(bytes_of))),
             arena=-(-self.description["memory"]["arena_bytes"] // 16) * 16,
             allocated=", ".join(f"malloc({4 * n})" for n in sizes.values()),
             puts=" ".join(f"put(out, o.{f}, {n});" for f, n in sizes.items()),
@@ -120,8 +123,11 @@ def run_sanitized(cases: Sequence[Case], folder: Path, flags: Sequence[str] = ("
     (folder / "host.c").write_text(host)
     with (folder / "in.bin").open("wb") as f:
         for case in cases:
-            for x in case.inputs:
-                f.write(np.ascontiguousarray(x, np.float32).tobytes())
+            types = [i["type"] for i in case.description["inputs"]]
+            for arrays in case.inputs:
+                each = arrays if isinstance(arrays, tuple) else (arrays,)
+                for x, kind in zip(each, types, strict=True):
+                    f.write(np.ascontiguousarray(x, kind).tobytes())
     words = [
         compiler(),
         "-std=c11",

@@ -130,7 +130,7 @@ def test_operator(name: str, tmp_path: Path) -> None:
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     x = (
         np.random.default_rng(1)
-        .standard_normal(net.description["input"]["shape"])
+        .standard_normal(net.description["inputs"][0]["shape"])
         .astype(np.float32)
     )
     got = net.run(x)

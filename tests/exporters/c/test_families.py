@@ -64,7 +64,7 @@ def test_every_family_builds(family: str, tmp_path: Path) -> None:
     capsedge.export(model, file)
     net = Compiled(file, tmp_path / "net")
     session = capsedge.load(file)
-    x = np.random.default_rng(0).random(net.description["input"]["shape"], np.float32)
+    x = np.random.default_rng(0).random(net.description["inputs"][0]["shape"], np.float32)
     wanted = session.run(x)
     for name, value in net.run(x).items():
         scale = np.abs(wanted[name]).max()

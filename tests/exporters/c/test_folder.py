@@ -148,8 +148,8 @@ def test_sizes_to_fit() -> None:
 
 def test_batch_of_the_file_or_as_asked(tmp_path: Path) -> None:
     source = tiny(tmp_path)
-    assert write_c(source, tmp_path / "one").description["input"]["shape"] == [1, 1, 1, 2]
-    assert write_c(source, tmp_path / "three", batch=3).description["input"]["shape"] == [
+    assert write_c(source, tmp_path / "one").description["inputs"][0]["shape"] == [1, 1, 1, 2]
+    assert write_c(source, tmp_path / "three", batch=3).description["inputs"][0]["shape"] == [
         3,
         1,
         1,

@@ -17,12 +17,22 @@ from capsedge.exporters.c.write_c import generate
 from tests.exporters.c.sanitized import Case, extreme_inputs, run_sanitized
 
 GROUP = 40  # networks of one program
-LEAST_RIGHT = 560  # if fewer are right, something that had a translation lost it
+LEAST_RIGHT = {
+    False: 560,
+    True: 100,
+}  # if fewer are right, something that had a translation lost it
+TYPES = (np.float32, np.int8, np.uint8)  # of inputs
+Inputs = tuple[np.ndarray, ...]
 Expected = dict[str, np.ndarray]
 
 
-def _tests() -> Iterator[tuple[str, onnx.ModelProto, np.ndarray, Expected, float, float]]:
-    """Tests whose first input is of float32 and not empty; the other inputs are weights."""
+def _tests(several: bool) -> Iterator[tuple[str, onnx.ModelProto, Inputs, Expected, float, float]]:
+    """Tests whose first input is of float32 and not empty; the other inputs are weights.
+
+    Args:
+        several: instead, tests whose inputs are all of a type that C takes, and not empty; several, or one of
+            integers.
+    """
     from onnx.backend.test.case.node import collect_testcases
 
     with warnings.catch_warnings():
@@ -35,27 +45,48 @@ def _tests() -> Iterator[tuple[str, onnx.ModelProto, np.ndarray, Expected, float
         given = list(test.model.graph.input)
         if not inputs or not all(isinstance(v, np.ndarray) for v in (*inputs, *outputs)):
             continue
-        if inputs[0].dtype != np.float32 or not inputs[0].ndim or not inputs[0].size:
+        kept = len(inputs) if several else 1
+        fits = [v.dtype in (TYPES if several else TYPES[:1]) and v.size for v in inputs[:kept]]
+        if not all(fits) or not inputs[0].ndim or (several and not _new(inputs)):
             continue
         model = onnx.ModelProto()
         model.CopyFrom(test.model)
-        for info, value in zip(given[1:], inputs[1:], strict=True):
+        for info, value in zip(given[kept:], inputs[kept:], strict=True):
             model.graph.initializer.append(numpy_helper.from_array(value, info.name))
-        del model.graph.input[1:]
+        del model.graph.input[kept:]
         names = [o.name for o in model.graph.output]
         expected = dict(zip(names, map(np.asarray, outputs), strict=True))
-        yield test.name, model, inputs[0], expected, test.rtol, test.atol
+        yield test.name, model, tuple(inputs[:kept]), expected, test.rtol, test.atol
+
+
+def _new(inputs: Inputs) -> bool:
+    """Whether these are not the inputs of the other tests."""
+    return len(inputs) > 1 or inputs[0].dtype != np.float32
+
+
+def _extreme(inputs: Inputs) -> list[Inputs]:
+    """Extreme floats; integers over their range."""
+    rng = np.random.default_rng(0)
+    columns = [
+        extreme_inputs(x.shape, k)
+        if x.dtype == np.float32
+        else [rng.integers(np.iinfo(x.dtype).min, 1 + np.iinfo(x.dtype).max, x.shape)] * 11
+        for k, x in enumerate(inputs)
+    ]
+    return list(zip(*columns, strict=True))
 
 
 @pytest.mark.thorough
-def test_node_tests_of_onnx(tmp_path: Path) -> None:
+@pytest.mark.parametrize("several", [False, True])
+def test_node_tests_of_onnx(several: bool, tmp_path: Path) -> None:
     counts: Counter[str] = Counter()
     cases: list[tuple[Case, str, Expected, float, float]] = []
     wrong: list[str] = []
-    for number, (name, model, x, expected, rtol, atol) in enumerate(_tests()):
+    for number, (name, model, given, expected, rtol, atol) in enumerate(_tests(several)):
         try:
+            batch = None if several else given[0].shape[0]
             files, description = generate(
-                model.SerializeToString(), Path(f"{name}.onnx"), f"n{number}", x.shape[0]
+                model.SerializeToString(), Path(f"{name}.onnx"), f"n{number}", batch
             )
         except UnsupportedModelError:
             counts["refused"] += 1
@@ -66,7 +97,7 @@ def test_node_tests_of_onnx(tmp_path: Path) -> None:
         except Exception as error:
             wrong.append(f"{name}: {type(error).__name__}: {error}")
             continue
-        inputs = [x, *extreme_inputs(x.shape)]
+        inputs = [given, *_extreme(given)]
         cases.append((Case(files, description, inputs), name, expected, rtol, atol))
     for first in range(0, len(cases), GROUP):
         group = cases[first : first + GROUP]
@@ -86,4 +117,4 @@ def test_node_tests_of_onnx(tmp_path: Path) -> None:
                 wrong.append(f"{name}: {' '.join(str(error).split())[:150]}")
     print(dict(counts), len(wrong))
     assert not wrong, "\n".join(wrong)
-    assert counts["right"] >= LEAST_RIGHT
+    assert counts["right"] >= LEAST_RIGHT[several]

@@ -159,7 +159,7 @@ def test_operator(name: str, tmp_path: Path) -> None:
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     x = (
         np.random.default_rng(1)
-        .standard_normal(net.description["input"]["shape"])
+        .standard_normal(net.description["inputs"][0]["shape"])
         .astype(np.float32)
     )
     (want,) = session.run(None, {"x": x})
@@ -239,7 +239,7 @@ def test_every_number_has_a_result_and_sanitizers_find_nothing(tmp_path: Path) -
     cases = []
     for number, (model, _) in enumerate(models.values()):
         files, description = generate(model.SerializeToString(), Path("m.onnx"), f"n{number}")
-        inputs = extreme_inputs(description["input"]["shape"])
+        inputs = extreme_inputs(description["inputs"][0]["shape"])
         cases.append(Case(files, description, [NUMBERS] * (inputs[0].size == 6) or inputs))
         cases[-1].inputs = [*cases[-1].inputs, *inputs]
     for flags in (["-O0"], ["-O0", "-DCAPS_PORTABLE"]):

@@ -236,7 +236,10 @@ def test_has_the_bits_of_the_source_on_this_machine(source: Path, tmp_path: Path
     p = Preprocessing(**net.description["preprocessing"])
     rng = np.random.default_rng(3)
     pixels = rng.integers(0, 256, (p.height, p.width, p.channels), dtype=np.uint8)
-    images = [prepare(pixels, p)[None], rng.random(net.description["input"]["shape"], np.float32)]
+    images = [
+        prepare(pixels, p)[None],
+        rng.random(net.description["inputs"][0]["shape"], np.float32),
+    ]
     images += [images[1] * np.float32(scale) for scale in (0, 1e-6, 1)]
     prepared, beyond, *found = ask(
         tmp_path / "net/net.mjs",

@@ -27,7 +27,7 @@ def test_equals_the_file(source: Path, tmp_path: Path) -> None:
     assert memory["arena_bytes"] == memory["arena_bound"]
     session = capsedge.load(source)
     rng = np.random.default_rng(0)
-    images = rng.random((5, *net.description["input"]["shape"]), np.float32)
+    images = rng.random((5, *net.description["inputs"][0]["shape"]), np.float32)
     results = [net.run(x) for x in images]
     for x, got in zip(images, results, strict=True):
         want = session.run(x)
@@ -129,6 +129,8 @@ def test_sanitizers_find_nothing_for_any_input(tmp_path: Path) -> None:
     cases = []
     for number, source in enumerate(ZOO):
         files, description = generate(source.read_bytes(), source, f"n{number}")
-        cases.append(Case(files, description, extreme_inputs(description["input"]["shape"])[::3]))
+        cases.append(
+            Case(files, description, extreme_inputs(description["inputs"][0]["shape"])[::3])
+        )
     for flags in (["-O1"], ["-O1", "-DCAPS_PORTABLE"]):
         assert run_sanitized(cases, tmp_path / flags[-1], flags) == ""

@@ -11,7 +11,11 @@
 
 uint32_t caps_counts[CAPS_STEPS];
 static uint8_t arena[CAPS_ARENA] __attribute__((aligned(16)));
-static float input[CAPS_INPUT];
+#define CAPS_TYPE_float32 float
+#define CAPS_TYPE_int8 int8_t
+#define CAPS_TYPE_uint8 uint8_t
+#define CAPS_INPUT(type, name, size) static CAPS_TYPE_##type name[size];
+CAPS_ARRAYS(CAPS_INPUT)
 static float results[CAPS_RESULTS];
 
 static uint32_t hash_of(const void *data, size_t size, uint32_t hash) {
@@ -20,14 +24,19 @@ static uint32_t hash_of(const void *data, size_t size, uint32_t hash) {
   return hash;
 }
 
-/* The same input everywhere: numbers from 0 to 1. */
+/* The same inputs everywhere: floats from 0 to 1, integers over their range. */
+#define CAPS_NUMBER_float32(bits) ((float)(bits) / 65536.0f)
+#define CAPS_NUMBER_int8(bits) ((int8_t)((int)((bits) >> 8) - 128))
+#define CAPS_NUMBER_uint8(bits) ((uint8_t)((bits) >> 8))
+#define CAPS_FILL(type, name, size)                                                                            \
+  for (k = 0; k < size; k++) {                                                                                 \
+    state = state * 1103515245u + 12345u;                                                                      \
+    name[k] = CAPS_NUMBER_##type(state >> 8 & 0xffffu);                                                        \
+  }
 static void fill(void) {
   uint32_t state = 1;
   int k;
-  for (k = 0; k < CAPS_INPUT; k++) {
-    state = state * 1103515245u + 12345u;
-    input[k] = (float)(state >> 8 & 0xffffu) / 65536.0f;
-  }
+  CAPS_ARRAYS(CAPS_FILL)
 }
 
 static uint32_t run(void) {
@@ -41,7 +50,7 @@ static uint32_t run(void) {
     next += sizes[k];
   }
   fill();
-  CAPS_JOIN(CAPS_NAME, _run)(arena, input, &outputs);
+  CAPS_JOIN(CAPS_NAME, _run)(arena, CAPS_ARGUMENTS, &outputs);
   return hash_of(results, sizeof results, 2166136261u);
 }
 

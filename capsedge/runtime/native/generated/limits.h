@@ -69,6 +69,7 @@ constexpr int64_t kComputedSum = 2'147'483'648;
 constexpr int64_t kCValues = 67'108'864;
 constexpr int64_t kCSum = 268'435'456;
 constexpr int64_t kCBatch = 1024;
+constexpr int64_t kCInputs = 125;
 constexpr int64_t kCheckSeconds = 60;
 constexpr int64_t kCheckMemory = 1'073'741'824;
 constexpr int64_t kFileBytes = 2'147'483'647;

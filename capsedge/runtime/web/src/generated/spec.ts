@@ -105,6 +105,7 @@ export const COMPUTED_SUM = 2_147_483_648;
 export const C_VALUES = 67_108_864;
 export const C_SUM = 268_435_456;
 export const C_BATCH = 1024;
+export const C_INPUTS = 125;
 export const CHECK_SECONDS = 60;
 export const CHECK_MEMORY = 1_073_741_824;
 export const WIRE_DEPTH = 100;
