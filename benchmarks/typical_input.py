@@ -23,6 +23,7 @@ from capsedge.runtime.metadata.metadata import Preprocessing
 from capsedge.runtime.session.session import Session
 from capsedge.runtime.zoo import default_model
 
+DRAWN = 1000  # pictures of a kind that is drawn
 SIDE = 28
 Pixels = NDArray[np.uint8]
 Values = NDArray[Any]
@@ -121,15 +122,15 @@ def patterns(count: int, rng: np.random.Generator) -> Iterator[tuple[str, Pixels
     yield "checkerboard", grey(255 * (((x + 14) // cell + (y + 14) // cell) % 2))
 
 
-def others(data: Path) -> Iterator[tuple[str, Pixels]]:
+def others(data: Path, limit: int | None) -> Iterator[tuple[str, Pixels]]:
     """Pictures of something other than a digit, and inverted digits."""
     prep = Preprocessing(SIDE, SIDE, 1)
     fashion = data / "fashion-mnist" / "test_partial.npz"
     if fashion.is_file():
-        yield "Fashion-MNIST", read_split(fashion, "test", prep).images[..., 0]
+        yield "Fashion-MNIST", read_split(fashion, "test", prep, limit).images[..., 0]
     letters = [c for c in map(chr, range(65, 123)) if c.isalpha() and c not in "BDIOSZbdgilopqsz"]
     yield "printed letters", np.stack([letter(c, size) for c in letters for size in range(18, 25)])
-    yield "inverted digits", 255 - read_split(data / "mnist", "test", prep).images[..., 0]
+    yield "inverted digits", 255 - read_split(data / "mnist", "test", prep, limit).images[..., 0]
 
 
 def letter(character: str, size: int) -> Pixels:
@@ -168,14 +169,17 @@ def main(say: Callable[[str], None] = print) -> None:
     """Print all figures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("data", type=Path, help="holds mnist/ and, optionally, fashion-mnist/")
-    data = parser.parse_args().data
+    parser.add_argument("--limit", type=int, help=f"images of each set (all of the data's, {DRAWN:,} drawn)")
+    options = parser.parse_args()
+    data = options.data
     session = capsedge.load(default_model(), threads=1)
-    test = read_split(data / "mnist", "test", Preprocessing(SIDE, SIDE, 1)).images[..., 0]
+    prep = Preprocessing(SIDE, SIDE, 1)
+    test = read_split(data / "mnist", "test", prep, options.limit).images[..., 0]
     say(f"{'MNIST test images':<40} {refused(session, test):8.2%} of {len(test)}")
     for families in (random_noise, smooth_noise, patterns):
-        for name, images in families(1000, np.random.default_rng(1)):
+        for name, images in families(options.limit or DRAWN, np.random.default_rng(1)):
             say(f"{name:<40} {refused(session, images):8.2%}")
-    for name, images in others(data):
+    for name, images in others(data, options.limit):
         say(f"{name:<40} {refused(session, images):8.2%} of {len(images)}")
     say(f"time with over without the criterion, batch 64: {cost(session, test[:64]):.2f}")
 

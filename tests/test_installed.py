@@ -1,11 +1,14 @@
 """The package installed as a user installs it, not in editable mode, used in the root of a checkout.
 
-There Python finds the folder ``capsedge/`` of the sources first.
+There Python finds the folder ``capsedge/`` of the sources first. With CAPSEDGE_WHEELS, a folder, it is the
+wheel for this processor in there that is installed; otherwise the checkout.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -23,6 +26,7 @@ torch = pytest.importorskip("torch", reason="pip install 'capsedge[export]'")
 from tests.conftest import ROOT  # noqa: E402
 from tests.importers.families.networks import XifengGuo  # noqa: E402
 from tests.paths.table import callbacks, repository  # noqa: E402
+from tests.release.conftest import GIVEN, find  # noqa: E402
 
 pytestmark = pytest.mark.slow
 SAMPLE = "capsedge/zoo/samples/digit-7.png"
@@ -32,8 +36,10 @@ MODEL = "capsedge/zoo/digits-dynamic.onnx"
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An environment with the package and, from this one, all that it needs."""
-    if find_spec("scikit_build_core") is None or shutil.which("cmake") is None:
+    wheels = os.environ.get(GIVEN)
+    if wheels is None and (find_spec("scikit_build_core") is None or not shutil.which("cmake")):
         pytest.skip("builds the package: pip install scikit-build-core cmake")
+    package = find(Path(wheels), platform.machine()) if wheels else ROOT
     folder = tmp_path_factory.mktemp("installed")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     python = folder / "bin" / "python"
@@ -50,7 +56,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [
             sys.executable, "-m", "pip", "--python", python, "install", "--quiet",
             "--disable-pip-version-check", "--no-deps", "--no-index", "--no-build-isolation",
-            "--ignore-installed", ROOT,
+            "--ignore-installed", package,
         ],
         check=True,
     )  # fmt: skip

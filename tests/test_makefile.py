@@ -41,7 +41,7 @@ def test_torch_comes_from_another_index_on_request_and_nothing_else_does() -> No
 def test_ci_runs_the_commands_of_the_readme_and_each_test_once() -> None:
     lines = (ROOT / ".ci/run").read_text().splitlines()
     targets = [found[1] for line in lines if (found := re.match(r"make ([\w-]+)", line))]
-    first, last = ["demo", "runtimes", "web", "test", "docs"], ["test-cuda-provider", "test-nvidia"]
+    first, last = ["demo", "runtimes", "web", "test", "docs"], ["test-cuda-provider", "test-nvidia", "test-windows-build"]
     assert targets == [*first, "test-wheel", *last]
     after = lines[lines.index("make test") :]
     assert '.venv/bin/python -m pytest -n auto --dist worksteal -m "thorough and not slow"' in after

@@ -22,7 +22,7 @@ DATA, OUT, ZOO = "DATA", "OUT", str(ROOT / "capsedge" / "zoo")
 
 # Words for each program; DATA is a small data set, OUT a folder.
 PROGRAMS: dict[str, list[str]] = {
-    "affine": [f"{DATA}/mnist", "--epochs", "1", "--limit", "128", "--json", f"{OUT}/document.json"],
+    "affine": [f"{DATA}/mnist", "--epochs", "1", "--limit", "32", "--json", f"{OUT}/document.json"],
     "cascade": [
         f"{ZOO}/digits-em.onnx", f"{ZOO}/digits-dynamic.onnx", f"{DATA}/mnist", "--images", "200",
         "--timed", "2", "--min-agreement", "0.5", "--cascade", f"{OUT}/cascade.onnx",
@@ -54,7 +54,7 @@ PROGRAMS: dict[str, list[str]] = {
     "rewrites": ["--model", "em-smallnorb-small", "--iters", "1", "--threads", "1", "--runs", "2"],
     "segmentation": ["--model", "digits-clutter", "--size", "32", "--threads", "1", "--seconds", "0.05"],
     "startup": ["--rounds", "1"],
-    "typical_input": [DATA],
+    "typical_input": [DATA, "--limit", "50"],
 }  # fmt: skip
 # Programs that the line below cannot start, and why.
 LEFT_OUT = {

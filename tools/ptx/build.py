@@ -228,6 +228,7 @@ def _compile(architecture: int, files: list[Path], target: Path, *, library: boo
             shutil.copy(file, copied)
         (unit,) = copied.glob("*.cu")
         common = [str(nvcc()), "-std=c++17", f"-arch=sm_{architecture}", f"-I{copied}"]
+        common += ["-Werror", "all-warnings"]
         common += ["-cudart", "shared", "-Xcompiler", "-fPIC,-fvisibility=hidden"]
         keep = ("-Xptxas=-v", "--keep", f"--keep-dir={folder}")
         found = resources(_run(*common, *keep, "-c", str(unit), "-o", str(target / "kernels.o")))
