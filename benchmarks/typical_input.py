@@ -169,7 +169,9 @@ def main(say: Callable[[str], None] = print) -> None:
     """Print all figures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("data", type=Path, help="holds mnist/ and, optionally, fashion-mnist/")
-    parser.add_argument("--limit", type=int, help=f"images of each set (all of the data's, {DRAWN:,} drawn)")
+    parser.add_argument(
+        "--limit", type=int, help=f"images of each set (all of the data's, {DRAWN:,} drawn)"
+    )
     options = parser.parse_args()
     data = options.data
     session = capsedge.load(default_model(), threads=1)

@@ -1,4 +1,4 @@
-"""Both libraries for Windows are compiled and linked: what they export and need. Those of the wheel are optimized as well."""
+"""Both libraries for Windows are compiled and linked: what they export and need. The wheel's are optimized too."""
 
 from __future__ import annotations
 
