@@ -133,9 +133,8 @@ cuda-wheel: $(DEMO) cuda ## Build the wheel capsedge-cuda alone, in dist/ (Tenso
 
 test-wheel: $(READY) $(PAGE) ## Build the wheel for this processor, install it in environments of its own, compare it with the local build, run every verb
 	$(BIN)/python $(INSTALL) 'capsedge[release]'
-	rm -rf build/wheels
-	$(BIN)/python -m tools.wheels $$(uname -m) --into build/wheels
-	CAPSEDGE_REQUIRE_RELEASE=1 CAPSEDGE_WHEELS=build/wheels $(BIN)/python -m pytest -n 2 --dist loadfile -m slow tests/release/test_native_wheel.py tests/test_installed.py
+	[ -n "$$CAPSEDGE_WHEELS" ] || { rm -rf build/wheels && $(BIN)/python -m tools.wheels $$(uname -m) --into build/wheels; }
+	CAPSEDGE_REQUIRE_RELEASE=1 CAPSEDGE_WHEELS=$${CAPSEDGE_WHEELS:-build/wheels} $(BIN)/python -m pytest -n 2 --dist loadfile -m slow tests/release/test_native_wheel.py tests/test_installed.py
 
 test-windows-build: $(READY) ## Compile both libraries for Windows, check what they export and need; runs nothing of them
 	$(BIN)/python $(INSTALL) 'capsedge[release]'

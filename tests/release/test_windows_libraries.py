@@ -1,4 +1,4 @@
-"""Both libraries for Windows are compiled and linked: what they export and need. The wheel's are optimized too."""
+"""Both libraries for Windows are compiled and linked: what they export and need. Nothing is optimized."""
 
 from __future__ import annotations
 
