@@ -66,6 +66,7 @@ def test_json(place: Path):
         (["-o", "{place}"], "It is an input of the same command."),
         (["-o", "{place}/both", "--overlay", "{place}/both"], "Another output"),
         (["--top", "2"], "segments images"),
+        (["--threshold", "0.2"], "the largest score decides"),
         (["--reconstruct", "{place}/sheet.png"], "It is a segmentation"),
     ],
 )
