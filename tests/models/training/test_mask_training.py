@@ -21,11 +21,13 @@ from capsedge.runtime.session.mask_files import mask_png
 from tests.models.test_segcaps import SMALL, network
 
 
-def draw(folder: Path, count: int, names: tuple[str, ...] = ("ground", "square")) -> Path:
+def draw(
+    folder: Path, count: int, names: tuple[str, ...] = ("ground", "square"), seed: int = 4
+) -> Path:
     """Images of a bright square on a dark ground, with its mask."""
     for name in ("images", "masks"):
         (folder / name).mkdir(parents=True)
-    rng = np.random.default_rng(4)
+    rng = np.random.default_rng(seed)
     for k in range(count):
         mask = np.zeros((8, 8), np.uint8)
         y, x = rng.integers(0, 5, 2)
