@@ -13,7 +13,7 @@ from capsedge.optimization.prune_units import Group, Shrink, Slice, changed
 
 STEM = "stem"
 _ELEMENTS = 4  # elements of a pose are removed in multiples of this
-_Place = tuple[str, int]  # of a layer: ``down`` or ``up``, and its number
+_Position = tuple[str, int]  # of a layer: ``down`` or ``up``, and its number
 
 
 def map_groups(model: SegCaps, stem: tuple[Slice, ...]) -> list[Group]:
@@ -37,7 +37,7 @@ def map_groups(model: SegCaps, stem: tuple[Slice, ...]) -> list[Group]:
     return [*groups, _elements(model, [("up", up - 1)], stem)] if stem else groups
 
 
-def _layer(model: SegCaps, place: _Place) -> tuple[str, MapCapsules]:
+def _layer(model: SegCaps, place: _Position) -> tuple[str, MapCapsules]:
     """The name of a layer, and the layer; behind the last is the pixels' own."""
     way, k = place
     if way == "down" and k == len(model.down):
@@ -54,7 +54,7 @@ def _sides(layer: MapCapsules) -> tuple[int, int]:
     return (1, 0) if isinstance(layer.votes, nn.ConvTranspose2d) else (0, 1)
 
 
-def _types(model: SegCaps, place: _Place) -> Group:
+def _types(model: SegCaps, place: _Position) -> Group:
     name, layer = _layer(model, place)
     weight = f"{name}.votes.weight"
     written = (Slice(weight, _sides(layer)[0], 1, layer.layer.dim), Slice(f"{name}.bias"))
@@ -69,7 +69,7 @@ def _types(model: SegCaps, place: _Place) -> Group:
     )
 
 
-def _elements(model: SegCaps, tied: Sequence[_Place], stem: tuple[Slice, ...] = ()) -> Group:
+def _elements(model: SegCaps, tied: Sequence[_Position], stem: tuple[Slice, ...] = ()) -> Group:
     written, read = list(stem), list[Slice]()
     names = [STEM] if stem else []
     readers = [("down", 0)] if stem else []
@@ -89,7 +89,7 @@ def _elements(model: SegCaps, tied: Sequence[_Place], stem: tuple[Slice, ...] = 
     )  # fmt: skip
 
 
-def _shrink(places: Sequence[_Place], *, types: bool = False, stem: bool = False) -> Shrink:
+def _shrink(places: Sequence[_Position], *, types: bool = False, stem: bool = False) -> Shrink:
     """Fewer types or elements of some layers and, with them, channels of the stem's last convolution."""
 
     def shrink(config: ModelConfig, keep: tuple[int, ...]) -> ModelConfig:

@@ -28,7 +28,7 @@ from capsedge.optimization.sweep_candidates import (
     FROZEN,
     CandidateKind,
     CandidateMaker,
-    Measured,
+    Quality,
     State,
     SweepCandidate,
 )
@@ -98,16 +98,16 @@ class Point:
     test_iou: float | None = None
 
     @property
-    def searched(self) -> Measured:
+    def searched(self) -> Quality:
         """How good it is on the images of the search."""
-        return Measured(self.accuracy, self.iou)
+        return Quality(self.accuracy, self.iou)
 
     @property
-    def tested(self) -> Measured | None:
+    def tested(self) -> Quality | None:
         """How good it is on the test images; None for points behind the front."""
         if self.test_accuracy is None:
             return None
-        return Measured(self.test_accuracy, self.test_iou)
+        return Quality(self.test_accuracy, self.test_iou)
 
     @property
     def kind(self) -> CandidateKind:

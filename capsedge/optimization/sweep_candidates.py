@@ -24,7 +24,7 @@ from capsedge.runtime.files.writing import make_folder, sha256, write_bytes, wri
 
 
 @dataclass(frozen=True)
-class Measured:
+class Quality:
     """How good a file is.
 
     Attributes:
@@ -107,12 +107,12 @@ class State:
             and sha256(path) == recorded.sha256
         )
 
-    def measured(self, path: Path) -> Measured | None:
+    def measured(self, path: Path) -> Quality | None:
         """What was measured of a file that has not changed; None if nothing was."""
         made = self._files[path.name] if self.has(path) else None
-        return None if made is None or made.accuracy is None else Measured(made.accuracy, made.iou)
+        return None if made is None or made.accuracy is None else Quality(made.accuracy, made.iou)
 
-    def add(self, path: Path, measured: Measured | None = None) -> None:
+    def add(self, path: Path, measured: Quality | None = None) -> None:
         """Record a file that was written, and what was measured of it."""
         known = {} if measured is None else asdict(measured)
         self._files[path.name] = _Made(sha256(path), **known)
@@ -155,7 +155,7 @@ class SweepCandidate:
 
     kind: CandidateKind
     path: Path
-    measured: Measured
+    measured: Quality
 
 
 @dataclass
@@ -209,7 +209,7 @@ class CandidateMaker:
             self.state.add(path)
         return path
 
-    def _measured(self, source: FloatModel, path: Path, precision: str) -> Measured:
+    def _measured(self, source: FloatModel, path: Path, precision: str) -> Quality:
         """Write a file in a precision, unless it exists, and measure it."""
         if precision == "fp32":
             model = source.model
@@ -233,7 +233,7 @@ class CandidateMaker:
         self.warnings += [warning for warning in warnings if warning not in self.warnings]
         outcome = source.outcome(model, self.search)
         iou = None if outcome.masks is None else outcome.masks["mean_iou"]
-        measured = Measured(float(outcome.accuracy or 0), iou)
+        measured = Quality(float(outcome.accuracy or 0), iou)
         self.state.add(path, measured)
         return measured
 

@@ -176,7 +176,7 @@ def chosen(
     """
     if not names:
         found = _default(session, options, several)
-        _check_taken(found, options)
+        _check_applies(found, options)
         return found
     for name in names:
         kind = KINDS.get(name)
@@ -195,7 +195,7 @@ def chosen(
                 error.fix,
                 command=error.command,
             ) from error
-    _check_taken(names, options)
+    _check_applies(names, options)
     return list(dict.fromkeys(names))
 
 
@@ -209,7 +209,7 @@ _OF_PICTURES = {
 }
 
 
-def _check_taken(names: Sequence[str], options: FigureOptions) -> None:
+def _check_applies(names: Sequence[str], options: FigureOptions) -> None:
     """Refuse an option that none of the pictures takes."""
     for field, (flag, pictures) in _OF_PICTURES.items():
         if getattr(options, field) and not set(names) & set(pictures):

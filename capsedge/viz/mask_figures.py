@@ -114,13 +114,13 @@ class Masks(Picture):
                 f"position to {', '.join(self._types)} after the last iteration, from {low:.3f} (dark) to "
                 f"{high:.3f} (bright)."
             )
-        return f"{text} {'; '.join(f'{each.name}: {self._said(each)}' for each in self.images)}."
+        return f"{text} {'; '.join(f'{each.name}: {self._result(each)}' for each in self.images)}."
 
     @property
     def _types(self) -> list[str]:
         return [] if self.couplings is None else [f"type {j}" for j in self.couplings.types]
 
-    def _said(self, image: ImageMask) -> str:
+    def _result(self, image: ImageMask) -> str:
         if image.dice is not None:
             return f"Dice {image.dice:.4f}"
         areas = sorted(class_areas(image.mask, self.classes), key=lambda area: -area.pixels)

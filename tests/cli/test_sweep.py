@@ -29,7 +29,7 @@ from capsedge.optimization.sweep_candidates import (
     STATE,
     CandidateKind,
     CandidateMaker,
-    Measured,
+    Quality,
     State,
     SweepCandidate,
 )
@@ -116,7 +116,7 @@ def test_the_test_images_are_read_once_after_the_search(
         yield SweepCandidate(
             CandidateKind("m", count, "routed", "fp32"),
             place / f"{count}.onnx",
-            Measured(0.9 / count),
+            Quality(0.9 / count),
         )
 
     def time(made: list[SweepCandidate], *_: object) -> list[Point]:
@@ -328,10 +328,10 @@ def test_masks_and_labels_are_not_compared(masks: Path, place: Path) -> None:
 
 def test_what_was_measured_is_kept(tmp_path: Path) -> None:
     (tmp_path / "a.onnx").write_bytes(b"a")
-    state, measured = State(tmp_path, "images"), Measured(0.75, 0.5)
+    state, measured = State(tmp_path, "images"), Quality(0.75, 0.5)
     state.add(tmp_path / "a.onnx")
     assert state.measured(tmp_path / "a.onnx") is None
     state.add(tmp_path / "a.onnx", measured)
     assert State(tmp_path, "images").measured(tmp_path / "a.onnx") == measured
     assert str(measured) == "Dice 0.7500, IoU 0.5000"
-    assert str(Measured(0.75)) == "75.00 %"
+    assert str(Quality(0.75)) == "75.00 %"
