@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 from capsedge.datasets import ImageSet
+from capsedge.datasets.mask_folders import read_mask_split
 from capsedge.errors import UsageError
 from capsedge.models import registry
 from capsedge.models.training import mask_training
@@ -121,3 +122,21 @@ def test_a_folder_without_masks(tmp_path: Path, small: str):
     (tmp_path / "images").mkdir()
     with pytest.raises(UsageError, match="has no masks"):
         train(tmp_path, tmp_path / "run", model=small)
+
+
+def test_splits_are_those_of_the_training(tmp_path: Path) -> None:
+    """A folder without splits is divided as when the model was trained; a split of its own goes first."""
+    config = dataclasses.replace(SMALL, class_names=("ground", "square"))
+    prep, names = config.preprocessing, config.class_names
+    folder = draw(tmp_path / "one", 60)
+    *sets, rule = mask_training.read_sets(folder, config, None, 1, lambda _: None, (0.2, 0.1))
+    for split, wanted in zip(("train", "validation", "test"), sets, strict=True):
+        found = read_mask_split(folder, split, prep, names, None, rule)
+        assert found.names == wanted.names
+        assert (found.split, found.labels) == (split, None)
+    assert len(read_mask_split(folder, "test", prep, names)) == 60
+    other = tmp_path / "split"
+    draw(other / "train", 20, seed=9)
+    draw(other / "validation", 5, seed=6)
+    assert read_mask_split(other, "test", prep, names, 3, rule).split == "validation"
+    assert len(read_mask_split(other, "test", prep, names, 3, rule)) == 3
