@@ -118,7 +118,7 @@ class PruneKeywords(TypedDict, total=False):
 
     limit: int | None
     target_speedup: float | None
-    max_drop: float
+    max_drop: float | None
     criterion: str
     epochs: int
     learning_rate: float | None

@@ -107,6 +107,13 @@ class Criterion:
                 "Leave it out.",
             )
         names = tuple(port.name for port in session.outputs)
+        if session.roles.segmentation and scores not in (None, session.roles.scores):
+            raise UsageError(
+                f"The masks of {session.path} come from '{session.roles.scores}'.",
+                f"The file states a segmentation, whose maps cannot be taken from '{scores}'.",
+                "Leave out `scores`, or describe the file again with `capsedge.optimize`.",
+                command="Leave out --scores, or describe the file again with `capsedge optimize`.",
+            )
         if scores is not None and not session.roles.segmentation:
             if scores not in names:
                 raise UsageError(

@@ -32,8 +32,9 @@ Data = Annotated[
     Option(
         "--data",
         help=(
-            "Labelled data set folder: training images for pruning and fine-tuning, test images "
-            "for the final check. Without it, only what does not affect any output is removed."
+            "Labelled data set folder (for a segmentation with images/ and masks/): training images for "
+            "pruning and fine-tuning, test images for the final check. Without it, only what does not "
+            "affect any output is removed."
         ),
     ),
     READS_DATA,
@@ -65,7 +66,8 @@ def command(
 ) -> None:
     """Remove channels, capsules and units from a checkpoint.
 
-    If the pruned network loses too much accuracy, its file is named .rejected and the exit code is 4.
+    If the pruned network loses too much accuracy, or a segmentation too much mean Dice, its file is named
+    .rejected and the exit code is 4.
     """
     require("torch", what="Pruning needs torch.", fix="pip install 'capsedge[export]'")
     import torch
@@ -91,6 +93,5 @@ def _log_round(number: int, done: Round) -> None:
     from capsedge.calibration.accuracy import drop_in_words
 
     log(
-        f"round {number}: {done.multiply_adds:,} multiply-adds, {100 * done.held_out:.2f} % of the "
-        f"images of the search ({drop_in_words(done.drop)})"
+        f"round {number}: {done.multiply_adds:,} multiply-adds, {done} ({drop_in_words(done.drop)})"
     )

@@ -35,8 +35,8 @@ Output = Annotated[
 ]
 # Written out, because the module that draws them needs numpy; a test compares.
 PICTURES = (
-    *("reconstructions", "segmentation", "dimensions", "iterations", "couplings", "agreement"),
-    *("responsibilities", "capsules", "hardest"),
+    *("reconstructions", "segmentation", "dimensions", "masks", "iterations", "couplings"),
+    *("agreement", "responsibilities", "capsules", "hardest"),
 )
 What = Annotated[
     tuple[str, ...],
@@ -79,12 +79,21 @@ Of = Annotated[
 Layer = Annotated[
     str,
     Option(
-        "--layer", help="For agreement: the routed layer to draw; by default that of the classes."
+        "--layer",
+        help=(
+            "For agreement and masks: the routed layer to draw; by default that of the classes, or the last."
+        ),
     ),
 ]
 Data = Annotated[
     Path | None,
-    Option("--data", help="For hardest: labelled images; of a data set folder, the test split."),
+    Option(
+        "--data",
+        help=(
+            "For hardest: labelled images, or a folder with images/ and masks/; of a data set folder, the "
+            "test split."
+        ),
+    ),
     READS_DATA,
 ]
 Count = Annotated[
@@ -121,7 +130,8 @@ def command(
 ) -> None:
     """Draw what a network sees.
 
-    Pictures show reconstructions, pose dimensions, overlapping objects, routing, and the hardest images.
+    Pictures show reconstructions, pose dimensions, overlapping objects, masks, routing, and the hardest
+    images.
     """
     from capsedge.runtime.load import load
     from capsedge.runtime.session.classify import image_files

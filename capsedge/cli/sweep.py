@@ -1,4 +1,4 @@
-"""``capsedge sweep``: finds the Pareto front of accuracy, latency and size over many files."""
+"""``capsedge sweep``: finds the Pareto front of accuracy (or Dice), latency and size over many files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Data = Annotated[
         "--data",
         help=(
             "Data set folder: the training split for calibration and search, the test split for "
-            "the report."
+            "the report. For a segmentation, with images/ and masks/."
         ),
     ),
     READS_DATA,
@@ -55,7 +55,8 @@ def command(
 ) -> None:
     """Search for the best trade-off of accuracy, latency and size.
 
-    The candidates combine routing iterations, couplings, precisions and checkpoints.
+    The candidates combine routing iterations, couplings, precisions and checkpoints. Files of a segmentation
+    are compared by the mean Dice of their masks.
     """
     require(
         "onnx", "onnxruntime", "torch",

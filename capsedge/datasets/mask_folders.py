@@ -7,6 +7,7 @@ for two classes, with 0 for the background and 255 for the foreground. Otherwise
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import compress
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from capsedge.datasets.array_files import check_bytes
 from capsedge.datasets.class_folders import read_sized
+from capsedge.datasets.division import marked, part_of
 from capsedge.datasets.image_set import ImageSet
 from capsedge.errors import UsageError
 from capsedge.runtime.files.reading import FOLDER, path_kind
@@ -22,6 +24,7 @@ from capsedge.runtime.images.decoding import read_values
 from capsedge.runtime.images.inputs import Size, folder_images
 from capsedge.runtime.images.preprocessing import placement_of
 from capsedge.runtime.metadata.metadata import Preprocessing
+from capsedge.runtime.metadata.origin import AnySplit
 from capsedge.spec.fields import UNKNOWN
 
 IMAGES, MASKS = "images", "masks"
@@ -85,6 +88,43 @@ def read_masks(
         whole=limit is None or len(pairs) < limit,
         masks=masks,
     )
+
+
+def read_mask_split(
+    source: Path,
+    split: str,
+    prep: Preprocessing,
+    names: Sequence[str],
+    limit: int | None = None,
+    rule: AnySplit | None = None,
+) -> ImageSet:
+    """One split of images with masks, as `read.read_split` reads one of images with labels.
+
+    Args:
+        source, prep, names, limit: as for `read_masks`.
+        split: ``train``, ``test`` or ``validation``; without test images, a validation split is taken for
+            them.
+        rule: which images were held out when the model was trained; a split that the folder lacks is the
+            part of the training images that it names.
+
+    Raises:
+        UsageError: as for `read_masks`.
+    """
+    has = {name: path_kind(source / name) == FOLDER for name in (split, "validation")}
+    if rule is not None and (split == "train" or not has[split]):
+        whole = labelled(read_masks(source, "train", prep, names))
+        part = part_of(whole, split, limit, rule)
+        if part is not None and len(part):
+            return replace(part, labels=None)
+    if split == "test" and not has[split] and has["validation"]:
+        split = "validation"
+    images = labelled(read_masks(source, split, prep, names, limit))
+    return replace(images if split == "train" else marked(images, rule), labels=None)
+
+
+def labelled(images: ImageSet) -> ImageSet:
+    """The images as those of a single class, by which they are divided."""
+    return replace(images, labels=np.zeros(len(images), np.int64))
 
 
 def _values(

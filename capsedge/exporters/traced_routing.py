@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import onnx
@@ -16,6 +17,7 @@ from capsedge.models import CapsuleModel
 from capsedge.models.layers import DynamicCapsules
 from capsedge.models.ops.registration import RoutingCall, RoutingCalls
 from capsedge.models.ops.unrolled import unroll
+from capsedge.models.segcaps import MapCapsules
 from capsedge.runtime.session.routing_trace import PREFIX, TraceLayer
 from capsedge.spec import limits
 from capsedge.spec.operators import OPERATORS, WINDOWS
@@ -109,11 +111,17 @@ def trace_routing(module: nn.Module, model: CapsuleModel, images: Tensor) -> Tra
         images: an example.
 
     Raises:
-        UnsupportedModelError: a layer routes without a capsule operator.
+        UnsupportedModelError: a layer routes without a capsule operator, or none routes.
         UsageError: the values of one image take too much memory.
     """
     with torch.no_grad(), RoutingCalls() as recorded:
         couplings = model(images).couplings
+    if not recorded.calls and any(isinstance(m, MapCapsules) for m in model.modules()):
+        raise UnsupportedModelError(
+            "This model has no routing to trace.",
+            "Its layers are routed once, or have one type of capsules each, so all votes count equally.",
+            "Remove 'trace' from --with.",
+        )
     of_classes = next(
         (
             call
@@ -131,12 +139,24 @@ def trace_routing(module: nn.Module, model: CapsuleModel, images: Tensor) -> Tra
     names = {p.data_ptr(): name.rpartition(".")[0] for name, p in model.named_parameters()}
     calls = []
     for number, call in enumerate(recorded.calls, start=1):
-        module_name = names.get(call.weight.data_ptr(), "") if call.weight is not None else ""
+        # Where votes are given, a bias of the parents tells the layer.
+        own = [call.weight] if call.weight is not None else call.args
+        known = [names.get(each.data_ptr(), "") for each in own if isinstance(each, Tensor)]
         other = "classes" if call is of_classes else f"routing{number}"
-        calls.append(module_name or other)
+        calls.append(next(filter(None, known), other))
     modules = dict(model.named_modules())
-    layers = layers_of(calls, recorded.calls, len(images), modules)
+    layers = [
+        _on_map(layer, images) if isinstance(modules.get(layer.name), MapCapsules) else layer
+        for layer in layers_of(calls, recorded.calls, len(images), modules)
+    ]
     return checked(Traced(module, layers, calls), (images,))
+
+
+def _on_map(layer: TraceLayer, images: Tensor) -> TraceLayer:
+    """A layer of SegCaps: its map has the sides of the images, halved as often as it has fewer places."""
+    height, width = images.shape[2:]
+    halved = round(math.sqrt(height * width / math.prod(layer.grid)))
+    return replace(layer, grid=(height // halved, width // halved))
 
 
 def checked(traced: Traced, example: Sequence[Tensor]) -> Traced:

@@ -7,6 +7,7 @@ import math
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,13 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from capsedge.calibration.accuracy import Gate, Outcome
+from capsedge.calibration.accuracy import ACCURACY, DEFAULT_MAX_DROP, DICE, Gate, Outcome
 from capsedge.datasets import ImageSet
 from capsedge.errors import ArtefactError, ParityError, UsageError
 from capsedge.models import CapsuleModel
 from capsedge.models.checkpoint import load_checkpoint, save_checkpoint
 from capsedge.models.training.evaluate import to_input
 from capsedge.models.training.losses import batch_loss
+from capsedge.models.training.mask_training import mask_loss, targets_of
 from capsedge.models.training.recipe import TRAINING_KEY, Recipe, recipe_of, training_of
 from capsedge.models.training.run_files import MODEL
 from capsedge.models.training.train import train
@@ -50,6 +52,7 @@ from capsedge.runtime.files.writing import (
 from capsedge.runtime.metadata.origin import PRUNING_KEY, TRAINING_SPLIT_KEY, Pruned, pruned_of
 from capsedge.runtime.metadata.typical_input import TYPICAL_INPUT_KEY
 from capsedge.runtime.progress import Progress, silent
+from capsedge.spec.vocabularies import SEGMENTATION
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -118,12 +121,13 @@ def prune(
     zero, duplicates, and capsules whose votes are zero. With ``data``, the units with the least importance
     per multiply-add are removed in rounds, each followed by fine-tuning on training images. The validation
     images that the checkpoint's training held out, or else a twelfth of the training images, are for the
-    search; test images are read once, for the accuracy that the gate judges.
+    search; test images are read once, for the accuracy that the gate judges. Of a segmentation, the mean Dice
+    of its masks takes the place of the accuracy.
 
     Args:
         checkpoint: a checkpoint from ``capsedge train`` or ``capsedge import``.
         output: the ``.safetensors`` file to write.
-        data: data set folder with labels.
+        data: data set folder with labels; of a segmentation, with ``images`` and ``masks``.
         progress: as `capsedge.models.training.train.train` takes it, for each round.
         round_done: called after every round with its number and figures.
 
@@ -211,6 +215,13 @@ class _Pruning:
             )
         return report
 
+    @property
+    def _gate(self) -> Gate:
+        """The loss that is allowed."""
+        masks = self.parent.config.task == SEGMENTATION
+        usual = DEFAULT_MAX_DROP[DICE if masks else ACCURACY]
+        return Gate(usual if self.options.max_drop is None else self.options.max_drop)
+
     def _recipe(self) -> Recipe:
         """A gentler form of the parent's recipe, or of the default one if it states none."""
         known = recipe_of(self.checkpoint)
@@ -239,14 +250,13 @@ class _Pruning:
             outcome = evaluator.outcome(model)
             assert outcome.accuracy is not None
             done = Round(
-                multiply_adds(model.config), self._units(model), outcome.accuracy, outcome.drop
-            )
+                multiply_adds(model.config), self._units(model), outcome.accuracy, outcome.drop,
+                outcome.metric,
+            )  # fmt: skip
             rounds.append(done)
             if self.round_done is not None:
                 self.round_done(number, done)
-            if self.options.target_speedup is None and not Gate(self.options.max_drop).passes(
-                outcome
-            ):
+            if self.options.target_speedup is None and not self._gate.passes(outcome):
                 break
             best, self._tuned = model, work / f"round-{number}" / MODEL
         return best, rounds
@@ -304,7 +314,7 @@ class _Pruning:
         counts: dict[str, int | str],
     ) -> PruningReport:
         """Write the checkpoint, or its rejected form, and report."""
-        gate = Gate(self.options.max_drop)
+        gate = self._gate
         passed = outcome is None or gate.passes(outcome)
         place = self.output if passed else with_suffix_appended(self.output, REJECTED)
         before, after = multiply_adds(self.parent.config), multiply_adds(model.config)
@@ -344,10 +354,14 @@ def _losses(model: CapsuleModel, data: ImageSet, recipe: Recipe) -> Iterator[Cal
     """The training loss of each batch, without augmentation."""
     plain = replace(recipe, shift=0, rotate=0.0, zoom=0.0, flip=False, fast=False)
     generator = torch.Generator().manual_seed(recipe.seed)
-    labels = torch.as_tensor(data.classes)
+    targets = torch.as_tensor(targets_of(data))
     for start in range(0, len(data), 64):
         index = np.arange(start, min(start + 64, len(data)))
-        images = to_input(data.images[index], model.config)
-        yield lambda images=images, index=index: batch_loss(  # type: ignore[misc]
-            model, images, labels[torch.from_numpy(index)], plain, generator, 1.0
+        images, wanted = (
+            to_input(data.images[index], model.config),
+            targets[torch.from_numpy(index)],
         )
+        if data.masks is not None:
+            yield partial(mask_loss, model, images, wanted, plain, generator)
+        else:
+            yield partial(batch_loss, model, images, wanted, plain, generator, 1.0)

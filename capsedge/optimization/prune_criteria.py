@@ -13,7 +13,8 @@ from capsedge.models.attention_capsules import AttentionCapsules as AttentionNet
 from capsedge.models.configs import ModelConfig
 from capsedge.models.em_layers import ClampedEMCapsules, EMCapsules
 from capsedge.models.layers import AttentionLayer, DynamicCapsules
-from capsedge.optimization.prune_groups import Group, Kept
+from capsedge.models.segcaps import MapCapsules
+from capsedge.optimization.prune_units import Group, Kept
 
 # --- Importance: first-order Taylor expansion, or look-ahead magnitudes ---
 
@@ -103,7 +104,7 @@ def _count(model: CapsuleModel) -> int:
 
     def add(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         nonlocal total
-        total += _of(module, output, model.config.iterations, _once(model))
+        total += _of(module, inputs, output, model.config.iterations, _once(model))
 
     hooks = [m.register_forward_hook(add) for m in model.modules()]
     shape = model.config.preprocessing.shape
@@ -119,7 +120,14 @@ def _once(model: CapsuleModel) -> bool:
     return not isinstance(model, AttentionNetwork)
 
 
-def _of(module: nn.Module, output: Any, iterations: int, once: bool) -> int:
+def _of(
+    module: nn.Module, inputs: tuple[Any, ...], output: Any, iterations: int, once: bool
+) -> int:
+    if isinstance(module, nn.ConvTranspose2d):
+        return int(inputs[0].numel() * module.weight[0].numel())
+    if isinstance(module, MapCapsules):  # its votes are a convolution's
+        passes = _AGREEMENT * module.iterations if module.iterations > 1 else 0
+        return int(passes * output[1].numel() * module.layer.dim)
     if isinstance(module, nn.Conv2d):
         return int(output.numel() * module.weight[0].numel())
     if isinstance(module, nn.Linear):

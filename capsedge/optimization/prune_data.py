@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from capsedge.calibration.accuracy import Outcome, of_scores
+from capsedge.calibration.accuracy import Criterion, Outcome, of_masks, of_scores
 from capsedge.datasets import ImageSet, class_names, read_split
 from capsedge.datasets.division import UNTRAINED
+from capsedge.datasets.mask_folders import read_mask_split
 from capsedge.errors import UsageError
 from capsedge.metrics import check_above_chance
 from capsedge.models import CapsuleModel
 from capsedge.models.training.evaluate import predict_all
+from capsedge.models.training.mask_training import masks_of
+from capsedge.runtime.session.mask_overlap import MaskOverlap, check_above_constant
 from capsedge.runtime.session.predictions import DEFAULT_THRESHOLD
+from capsedge.spec.vocabularies import SEGMENTATION
 
 _HELD_OUT = 1 / 12  # share of the training images: 5,000 of MNIST's
 _USUAL = 20  # images held out, if this is at most a quarter
@@ -39,18 +45,22 @@ class PruningImages:
 
     @property
     def warnings(self) -> list[str]:
-        """Why the accuracy on the images held out may mislead."""
+        """Why the accuracy, or Dice, on the images held out may mislead."""
         warnings = []
         if not self.unseen:
             warnings.append(
-                "the parent may have been trained on the held-out images, so its accuracy there may be "
-                "too high"
+                f"the parent may have been trained on the held-out images, so its {self.measure} there "
+                "may be too high"
             )
         if (count := len(self.held_out)) < _FEW:
-            warnings.append(
-                f"only {count} images are held out for the search: each is {100 / count:.2g} points"
-            )
+            each = "" if self.training.masks is not None else f": each is {100 / count:.2g} points"
+            warnings.append(f"only {count} images are held out for the search{each}")
         return warnings
+
+    @property
+    def measure(self) -> str:
+        """What is measured on them."""
+        return "accuracy" if self.training.masks is None else "mean Dice"
 
 
 def read(data: Path, model: CapsuleModel, limit: int | None, seed: int) -> PruningImages:
@@ -64,7 +74,7 @@ def read(data: Path, model: CapsuleModel, limit: int | None, seed: int) -> Pruni
     """
     config = model.config
     whole = _part(data, "train", model, limit)
-    if whole.classes.max(initial=0) >= config.classes:
+    if whole.masks is None and whole.classes.max(initial=0) >= config.classes:
         raise UsageError(
             f"The data has class {whole.classes.max()}.",
             f"The model has {config.classes} classes.",
@@ -90,6 +100,9 @@ def read(data: Path, model: CapsuleModel, limit: int | None, seed: int) -> Pruni
 def _part(data: Path, part: str, model: CapsuleModel, limit: int | None) -> ImageSet:
     """A part of the data as the model takes it, divided as when the model was trained."""
     config = model.config
+    if config.task == SEGMENTATION:
+        names, rule = config.class_names, model.training_split
+        return read_mask_split(data, part, config.preprocessing, names, limit, rule)
     return read_split(
         data, part, config.preprocessing, limit, model.training_split, config.class_names
     )
@@ -102,7 +115,8 @@ def _validation(data: Path, model: CapsuleModel, limit: int | None) -> ImageSet 
     except UsageError:
         return None
     # Of other data, such a split takes the place of test images.
-    return images if images.known == UNTRAINED or class_names(data) else None
+    own = images.split == "validation" if images.masks is not None else bool(class_names(data))
+    return images if images.known == UNTRAINED or own else None
 
 
 def read_test(
@@ -129,23 +143,40 @@ class Evaluator:
     """The parent's results on some images, computed once, with which pruned networks are compared."""
 
     def __init__(self, parent: CapsuleModel, data: ImageSet) -> None:
-        self._data, self._expected = data, predict_all(parent, data).numpy()
+        self._data, self._config = data, parent.config
+        self._expected = self._results(parent)
         self._multi_label = parent.config.task == "multi-label"
         self._threshold = 0.0 if parent.score_name == "logits" else DEFAULT_THRESHOLD
 
+    def _results(self, model: CapsuleModel) -> NDArray[Any]:
+        """Scores ``[N, J]``, or masks ``[N, H, W]``."""
+        if self._data.masks is not None:
+            return masks_of(model, self._data)
+        scores: NDArray[Any] = predict_all(model, self._data).numpy()
+        return scores
+
     def check_parent(self) -> list[str]:
-        """Refuse an accuracy no better than chance; returns warnings if the images are too few."""
-        labels = self._data.labels
+        """Refuse a parent no better than chance; returns warnings if the images are too few."""
+        labels, source = self._data.labels, self._data.source
+        if self._data.masks is not None:
+            overlap = MaskOverlap(self._config.class_names, self._config.classes == 2)
+            overlap.update(self._data.masks, self._expected)
+            check_above_constant(overlap, "the checkpoint", source)
+            return []
         if self._multi_label or labels is None:
             return []
         accuracy = float((self._expected.argmax(1) == labels).mean())
         classes = self._expected.shape[1]
         return check_above_chance(
-            accuracy, len(labels), classes, "the scores", self._data.source, "the checkpoint"
+            accuracy, len(labels), classes, "the scores", source, "the checkpoint"
         )
 
     def outcome(self, pruned: CapsuleModel) -> Outcome:
         """Compare a pruned network's results with the parent's."""
+        found, masks = self._results(pruned), self._data.masks
+        if masks is not None:
+            names, one = self._config.class_names, self._config.classes == 2
+            criterion = Criterion(None, classes=names, background=one)
+            return of_masks(self._expected, found, masks, criterion)
         labels = None if self._multi_label else self._data.labels
-        removable = predict_all(pruned, self._data).numpy()
-        return of_scores(self._expected, removable, labels, self._multi_label, self._threshold)
+        return of_scores(self._expected, found, labels, self._multi_label, self._threshold)

@@ -14,8 +14,11 @@ from capsedge.models.attention_capsules import AttentionCapsules
 from capsedge.models.capsnet import CapsNet
 from capsedge.models.configs import ResNet
 from capsedge.models.layers import Padded
+from capsedge.models.segcaps import SegCaps
 from capsedge.models.stems import FractionalMaxPool
-from capsedge.optimization.prune_groups import Group, Kept, Slice, groups, keep_units
+from capsedge.optimization.prune_groups import groups, keep_units
+from capsedge.optimization.prune_segcaps import is_silent
+from capsedge.optimization.prune_units import Group, Kept, Slice
 
 _TOLERANCE = 1e-9  # tolerance in FP64 for sums in another order
 _PROBES = 8  # random images
@@ -27,8 +30,9 @@ State = Mapping[str, Tensor]
 def remove_exactly(model: CapsuleModel) -> tuple[CapsuleModel, Kept]:
     """Remove units that no output depends on, and merge duplicates, until nothing is left to remove.
 
-    A capsule is removed if its votes are all zero; a channel or decoder unit, if its value is always zero or
-    nothing reads it. Of channels with the same weights, one is kept, and the readers of the others read it.
+    A capsule is removed if its votes, or of SegCaps its pose, are all zero; a channel or decoder unit, if its
+    value is always zero or nothing reads it; an element of SegCaps' poses, if it is always zero. Of channels
+    with the same weights, one is kept, and the readers of the others read it.
 
     Returns:
         The smaller model (the same one if nothing is removed) and the kept units' indices in the original
@@ -68,6 +72,8 @@ def _silent(model: CapsuleModel, group: Group, state: State) -> Tensor:
         if isinstance(model, CapsNet) and group.written:
             silent |= _zero(group.written, group.units, state)
         return silent
+    if isinstance(model, SegCaps) and not group.name.endswith(" channels"):
+        return _zero(group.written, group.units, state) if is_silent(model, group) else none
     modules = _after(model, group)
     if modules is None:
         return none

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from capsedge.errors import UnsupportedModelError
 from capsedge.models import CapsuleModel, build
@@ -16,61 +14,10 @@ from capsedge.models.capsnet import CapsNet
 from capsedge.models.configs import ModelConfig, ResNet
 from capsedge.models.layers import Padded
 from capsedge.models.matrix_capsules import MatrixCapsules
+from capsedge.models.segcaps import SegCaps
 from capsedge.models.stems import ChannelNorm, ConvolutionalAttention, Residual, SqueezeExcitation
-
-# --- Groups, and their places in the tensors ---
-
-
-@dataclass(frozen=True)
-class Slice:
-    """The place of a group's units in a tensor: a dimension read as ``[outer, units, inner]``."""
-
-    tensor: str
-    dim: int = 0
-    outer: int = 1
-    inner: int = 1
-
-    def by_unit(self, value: Tensor, units: int) -> Tensor:
-        """The tensor's values by unit ``[units, ...]``."""
-        shape = value.shape
-        split = (*shape[: self.dim], self.outer, units, self.inner, *shape[self.dim + 1 :])
-        return value.reshape(split).movedim(self.dim + 1, 0).reshape(units, -1)
-
-    def kept(self, value: Tensor, units: int, keep: Sequence[int]) -> Tensor:
-        """The tensor with only these units."""
-        index = torch.arange(value.shape[self.dim]).reshape(self.outer, units, self.inner)
-        return value.index_select(self.dim, index[:, list(keep)].reshape(-1))
-
-
-@dataclass(frozen=True)
-class Group:
-    """Units of one kind, such as the channels of a convolution, any of which may be removed.
-
-    Attributes:
-        name: such as ``stem.0 channels``.
-        units: how many there are.
-        written: the weights that compute a unit.
-        read: the weights that take a unit's values.
-        shrink: makes the configuration with only the units at given indices.
-        step: number of units best removed at once, to match the kernels' vectors.
-    """
-
-    name: str
-    units: int
-    written: tuple[Slice, ...]
-    read: tuple[Slice, ...]
-    shrink: Callable[[ModelConfig, tuple[int, ...]], ModelConfig]
-    step: int = 1
-
-    @property
-    def tensors(self) -> tuple[Slice, ...]:
-        """All slices."""
-        return (*self.written, *self.read)
-
-
-Kept = Mapping[str, tuple[int, ...]]
-"""The indices of the units that stay, in rising order, by the name of their group."""
-
+from capsedge.optimization.prune_segcaps import map_groups
+from capsedge.optimization.prune_units import Group, Kept, Shrink, Slice, changed
 
 # --- Groups of each family of networks ---
 
@@ -93,7 +40,9 @@ def groups(model: CapsuleModel) -> list[Group]:
         return _matrix(model)
     if isinstance(model, AttentionCapsules):
         return _attention(model)
-    known = "capsnet, matrix-capsules, attention-capsules"
+    if isinstance(model, SegCaps):
+        return _segcaps(model)
+    known = "capsnet, matrix-capsules, attention-capsules, segcaps"
     raise UnsupportedModelError(
         f"Networks of the family '{model.config.architecture}' cannot be pruned.",
         f"Supported families: {known}.",
@@ -184,23 +133,27 @@ def _attention(model: AttentionCapsules) -> list[Group]:
     return groups
 
 
+def _segcaps(model: SegCaps) -> list[Group]:
+    convolutions = [k for k, m in enumerate(model.stem) if isinstance(m, Padded)]
+    joined: tuple[Slice, ...] = ()
+    if convolutions:
+        last = model.stem[convolutions[-1]]
+        assert isinstance(last, Padded)
+        if last.groups == 1:
+            joined = _channels(model, convolutions[-1], len(list(model.stem)))
+    return [*_stem(model, []), *map_groups(model, joined)]
+
+
 def _rows(model: nn.Module, conv: str, inner: int) -> tuple[Slice, ...]:
     """The tensors of a convolution by its output: units of ``inner`` channels."""
     bias = (Slice(f"{conv}.bias", 0, 1, inner),) if f"{conv}.bias" in model.state_dict() else ()
     return (Slice(f"{conv}.weight", 0, 1, inner), *bias)
 
 
-Shrink = Callable[[ModelConfig, tuple[int, ...]], ModelConfig]
-
-
-def _changed(values: tuple[Any, ...], index: int, value: object) -> tuple[Any, ...]:
-    return (*values[:index], value, *values[index + 1 :])
-
-
 def _layer(index: int) -> Shrink:
     def shrink(config: ModelConfig, keep: tuple[int, ...]) -> ModelConfig:
         layer = replace(config.capsule_layers[index], types=len(keep))
-        return config.replace(capsule_layers=_changed(config.capsule_layers, index, layer))
+        return config.replace(capsule_layers=changed(config.capsule_layers, index, layer))
 
     return shrink
 
@@ -208,7 +161,7 @@ def _layer(index: int) -> Shrink:
 def _dense(index: int) -> Shrink:
     def shrink(config: ModelConfig, keep: tuple[int, ...]) -> ModelConfig:
         layers: tuple[int, ...] = getattr(config, "dense_layers")  # noqa: B009 - of one family
-        return config.replace(dense_layers=_changed(layers, index, len(keep)))
+        return config.replace(dense_layers=changed(layers, index, len(keep)))
 
     return shrink
 
@@ -216,7 +169,7 @@ def _dense(index: int) -> Shrink:
 def _decoder(model: CapsNet, sizes: tuple[int, ...]) -> list[Group]:
     def shrink_of(index: int) -> Shrink:
         return lambda config, keep: config.replace(
-            decoder=_changed(getattr(config, "decoder"), index, len(keep))  # noqa: B009
+            decoder=changed(getattr(config, "decoder"), index, len(keep))  # noqa: B009
         )
 
     # Linear layers and ReLUs take turns.
@@ -249,7 +202,7 @@ def _stem(model: CapsuleModel, following: list[str]) -> list[Group]:
         grouped = not last and getattr(modules[end], "groups", 1) != 1
         if conv.groups != 1 or grouped or not names:
             continue  # a grouped convolution ties channels to one another
-        written = (*_rows(model, f"stem.{k}", 1), *_between(model, range(k + 1, end)))
+        written = _channels(model, k, end)
         read = tuple(Slice(f"{name}.weight", 1) for name in names)
         groups.append(
             Group(
@@ -268,9 +221,14 @@ def _conv(number: int) -> Shrink:
     def shrink(config: ModelConfig, keep: tuple[int, ...]) -> ModelConfig:
         assert not isinstance(config.stem, ResNet)
         conv = replace(config.stem[number], channels=len(keep))
-        return config.replace(stem=_changed(config.stem, number, conv))
+        return config.replace(stem=changed(config.stem, number, conv))
 
     return shrink
+
+
+def _channels(model: CapsuleModel, conv: int, end: int) -> tuple[Slice, ...]:
+    """The tensors by the channels of a convolution of the stem, up to the module ``end``."""
+    return (*_rows(model, f"stem.{conv}", 1), *_between(model, range(conv + 1, end)))
 
 
 def _between(model: CapsuleModel, modules: range) -> list[Slice]:
@@ -325,7 +283,7 @@ def _stage(index: int) -> Shrink:
     def shrink(config: ModelConfig, keep: tuple[int, ...]) -> ModelConfig:
         assert isinstance(config.stem, ResNet)
         _, blocks, stride = config.stem.stages[index]
-        stages = _changed(config.stem.stages, index, (len(keep), blocks, stride))
+        stages = changed(config.stem.stages, index, (len(keep), blocks, stride))
         return config.replace(stem=ResNet(stages))
 
     return shrink
@@ -355,6 +313,8 @@ def _kept(model: CapsuleModel, group: Group, keep: tuple[int, ...]) -> CapsuleMo
     state = dict(model.state_dict())
     for each in group.tensors:
         state[each.tensor] = each.kept(state[each.tensor], group.units, keep)
+    for name in group.divided:
+        state[name] = state[name] * (len(keep) / group.units)
     smaller = build(group.shrink(model.config, keep)).to(next(model.parameters()).dtype)
     smaller.load_state_dict(state)
     smaller.typical_input = model.typical_input

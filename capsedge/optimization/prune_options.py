@@ -34,9 +34,10 @@ class PruneOptions(Options):
         min=1.01,
         max=1000,
     )
-    max_drop: float = option(
-        0.1,
-        "Allowed loss of accuracy in percentage points.",
+    max_drop: float | None = option(
+        None,
+        "Allowed loss in percentage points: of accuracy, by default 0.1; for a segmentation of mean Dice, by "
+        "default 0.5.",
         min=0,
         max=100,
         panel="Limits",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from capsedge.calibration.accuracy import Gate, Outcome
+from capsedge.calibration.accuracy import ACCURACY, MEASURES, Gate, Outcome
 from capsedge.runtime.files.text import format_bytes
 from capsedge.runtime.result_summary import Report, short, verdict
 
@@ -34,21 +34,29 @@ class Round:
     Attributes:
         multiply_adds: after pruning, per image.
         units: units kept in each group, such as ``40 of 256``.
-        held_out: share of correct decisions on the images held out for the search, after fine-tuning.
+        held_out: share of correct decisions on the images held out for the search, after fine-tuning; of a
+            segmentation the mean Dice of its masks.
         drop: points lost on these relative to the parent.
+        metric: what ``held_out`` is: ``accuracy`` or ``dice``.
     """
 
     multiply_adds: int
     units: Mapping[str, str]
     held_out: float
     drop: float
+    metric: str = ACCURACY
+
+    def __str__(self) -> str:
+        if self.metric == ACCURACY:
+            return f"{100 * self.held_out:.2f} % of the images of the search"
+        return f"{MEASURES[self.metric]} {self.held_out:.4f} on the images of the search"
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
         return {
             "multiply_adds": self.multiply_adds,
             "units": dict(self.units),
-            "held_out_accuracy": self.held_out,
+            f"held_out_{self.metric}": self.held_out,
             "held_out_drop_points": self.drop,
         }
 
@@ -124,9 +132,12 @@ class PruningReport(Report):
             return [("outputs", "the same: nothing was removed that an output depends on")]
         text = f"agreement {100 * o.agreement:.2f} % of {o.images} images"
         if o.accuracy is not None and o.reference is not None:
+            after, before = f"{100 * o.accuracy:.2f} %", f"{100 * o.reference:.2f} %"
+            if o.masks is not None:
+                after, before = f"{MEASURES[o.metric]} {o.accuracy:.4f}", f"{o.reference:.4f}"
             text = (
-                f"{100 * o.accuracy:.2f} %, before {100 * o.reference:.2f} %: {o.change} "
-                f"(allowed {self.gate.max_drop:g}); {o.images} images"
+                f"{after}, before {before}: {o.change} (allowed {self.gate.limit(o.metric):g}); "
+                f"{o.images} images"
             )
         return [
             ("against the parent", text),

@@ -15,8 +15,12 @@ from hashlib import sha256 as digest_of
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from capsedge.calibration.collect import check_calibration
 from capsedge.datasets import ImageSet, read_images
+from capsedge.datasets.mask_folders import read_mask_split
 from capsedge.errors import UsageError
 from capsedge.models.config_base import ModelConfig
 from capsedge.models.find import NamedModel, find_model
@@ -24,6 +28,7 @@ from capsedge.optimization.sweep_candidates import (
     FROZEN,
     CandidateKind,
     CandidateMaker,
+    Quality,
     State,
     SweepCandidate,
 )
@@ -47,6 +52,9 @@ from capsedge.runtime.result_summary import (
     save_figure,
 )
 from capsedge.runtime.runtime_options import RuntimeOptions
+from capsedge.runtime.session.mask_overlap import MaskOverlap
+from capsedge.runtime.session.session import Session
+from capsedge.spec.vocabularies import SEGMENTATION
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -66,12 +74,14 @@ class Point:
 
     Attributes:
         model, iterations, couplings, precision: as in its `CandidateKind`.
-        accuracy: share of correct decisions on the training images of the search.
+        accuracy: share of correct decisions on the training images of the search; of a segmentation the mean
+            Dice of its masks.
         milliseconds: median time of an inference with one image.
         bytes: size of the file.
         file: its name.
         front: whether no other point is at least as good in all three and better in one.
-        test_accuracy: share of correct decisions on the test images; None for points behind the front.
+        test_accuracy: the same on the test images; None for points behind the front.
+        iou, test_iou: of a segmentation, the mean IoU of its masks on the same images; None for others.
     """
 
     model: str
@@ -84,6 +94,20 @@ class Point:
     file: str
     front: bool = False
     test_accuracy: float | None = None
+    iou: float | None = None
+    test_iou: float | None = None
+
+    @property
+    def searched(self) -> Quality:
+        """How good it is on the images of the search."""
+        return Quality(self.accuracy, self.iou)
+
+    @property
+    def tested(self) -> Quality | None:
+        """How good it is on the test images; None for points behind the front."""
+        if self.test_accuracy is None:
+            return None
+        return Quality(self.test_accuracy, self.test_iou)
 
     @property
     def kind(self) -> CandidateKind:
@@ -92,7 +116,6 @@ class Point:
 
     def cells(self) -> list[str]:
         """Its row of the table."""
-        tested = "-" if self.test_accuracy is None else f"{100 * self.test_accuracy:.2f} %"
         return [
             "*" if self.front else "",
             self.model,
@@ -101,8 +124,8 @@ class Point:
             self.precision,
             f"{self.milliseconds:.2f}",
             format_bytes(self.bytes),
-            f"{100 * self.accuracy:.2f} %",
-            tested,
+            str(self.searched),
+            "-" if self.tested is None else str(self.tested),
         ]
 
 
@@ -112,6 +135,7 @@ class SweepReport(Report):
 
     Attributes:
         models: names of the checkpoints.
+        measure: what ranks the files: ``accuracy``, or ``mean Dice`` of a segmentation.
         searched, searched_on: number of images on which candidates were compared, and which they are.
         images, data: number of the test images, and which they are.
         threads: threads of one inference.
@@ -120,6 +144,7 @@ class SweepReport(Report):
     """
 
     models: tuple[str, ...]
+    measure: str
     searched: int
     searched_on: str
     images: int
@@ -135,11 +160,11 @@ class SweepReport(Report):
 
     def _lines(self) -> list[str]:
         best = (
-            f"{p.kind}: {100 * p.accuracy:.2f} %, {p.milliseconds:.2f} ms, {format_bytes(p.bytes)}"
+            f"{p.kind}: {p.searched}, {p.milliseconds:.2f} ms, {format_bytes(p.bytes)}"
             for p in self.front
         )
         first = f"{len(self.points)} files, {len(self.front)} on the Pareto front"
-        return [first, *best, f"accuracy on {self.searched_on}"]
+        return [first, *best, f"{self.measure} on {self.searched_on}"]
 
     def rows(self) -> list[tuple[str, str]]:
         """Nothing: all is in the table."""
@@ -156,8 +181,8 @@ class SweepReport(Report):
                 columns,
                 [p.cells() for p in sorted(self.points, key=lambda p: p.milliseconds)],
                 notes=[
-                    f"search: accuracy on {self.searched_on}",
-                    f"test: accuracy of the front on {self.data}",
+                    f"search: {self.measure} on {self.searched_on}",
+                    f"test: {self.measure} of the front on {self.data}",
                 ],
             )
         ]
@@ -180,18 +205,19 @@ def sweep(
     """Make every candidate, compare them on training images, and test the best.
 
     Args:
-        models: a trained single-label model, or several of the same classes and preprocessing, such as a
-            network and its pruned descendants: checkpoints, or names of the zoo.
+        models: a trained single-label model or segmentation, or several of the same classes and
+            preprocessing, such as a network and its pruned descendants: checkpoints, or names of the zoo.
         data: data set folder: the training split is for calibration and search, the test split for the
-            report. For other data, a third is held out for the report.
+            report. For other data, a third is held out for the report. For a segmentation, a folder with
+            ``images`` and ``masks``; mean Dice then takes the place of the accuracy.
         progress: called with a description of each step.
 
     Returns:
         Every file, those of the Pareto front with their accuracy on the test images.
 
     Raises:
-        UsageError: a model is not trained or is multi-label, they do not fit each other, there are too many
-            candidates, or the data is wrong.
+        UsageError: a model is not trained, multi-label or a regression, they do not fit each other, there are
+            too many candidates, or the data is wrong.
 
     Example:
         >>> swept = capsedge.sweep("digits-em", "mnist", iterations=(1, 3))
@@ -224,7 +250,8 @@ def _swept(
         config = models[0].model.config
         rule = joint(network.model.training_split for network in models)
         calibration, search, warnings = _training_images(config, data, rule)
-        progress(f"accuracy of the search on {search.described}")
+        measure = "mean Dice" if config.task == SEGMENTATION else "accuracy"
+        progress(f"{measure} of the search on {search.described}")
         images = digest_of((calibration.digest() + search.digest()).encode()).hexdigest()
         folder = scratch if options.keep is None else options.keep
         state = State(folder, images)
@@ -235,9 +262,7 @@ def _swept(
                 for one in maker.candidates(count, options.couplings, options.precision):
                     candidates.append(one)
                     most = options.size * len(models)
-                    progress(
-                        f"{len(candidates)} of up to {most}: {one.kind}: {100 * one.accuracy:.2f} %"
-                    )
+                    progress(f"{len(candidates)} of up to {most}: {one.kind}: {one.measured}")
             warnings += list(dict.fromkeys(maker.warnings))
         if not candidates:
             raise UsageError(
@@ -248,6 +273,7 @@ def _swept(
         points = [_tested(p, folder, tested, progress) if p.front else p for p in points]
     return SweepReport(
         models=tuple(network.name for network in models),
+        measure=measure,
         searched=len(search),
         searched_on=search.described,
         images=len(tested),
@@ -256,6 +282,9 @@ def _swept(
         points=tuple(points),
         warnings=(*warnings, *notes),
     )
+
+
+_DIFFER = {"task": "tasks", "class_names": "class names", "preprocessing": "preprocessing"}
 
 
 def _check(models: Sequence[NamedModel], options: SweepOptions) -> None:
@@ -267,17 +296,17 @@ def _check(models: Sequence[NamedModel], options: SweepOptions) -> None:
                 "Pass a checkpoint with --checkpoint.",
             )
         config, first = network.model.config, models[0].model.config
-        if config.task != "single-label":
+        if config.task not in ("single-label", SEGMENTATION):
             raise UsageError(
                 f"{network.name} is a {config.task} model.",
-                "Data sets have one label per image, so its accuracy cannot be measured on them.",
+                "Data sets have one label or one mask per image, so its accuracy cannot be measured on them.",
                 "Compare its files with `capsedge quantize` and `capsedge verify`.",
             )
-        for what in ("class_names", "preprocessing"):
+        for what in _DIFFER:
             if getattr(config, what) != getattr(first, what):
                 raise UsageError(
                     f"{models[0].name} and {network.name} do not fit each other.",
-                    f"Their {what.replace('_', ' ')} differ, so one data set cannot compare them.",
+                    f"Their {_DIFFER[what]} differ, so one data set cannot compare them.",
                     "Sweep checkpoints of one task together.",
                 )
     count = options.size * len(models)
@@ -293,14 +322,14 @@ def _training_images(
     config: ModelConfig, data: Path, rule: AnySplit | None
 ) -> tuple[ImageSet, ImageSet, list[str]]:
     """Images to calibrate on, and others to compare on; at most two thirds of the training images."""
-    pool = read_images(data, config.preprocessing, "train", rule=rule, named=config.class_names)
-    if pool.labels is None:
+    pool = _read(config, data, "train", rule)
+    if pool.masks is None and pool.labels is None:
         raise UsageError(
             f"{pool.source} has no labels.",
             "A sweep compares the accuracy of files.",
             "Pass a data set folder, or an npz file with images and labels.",
         )
-    classes = int(pool.labels.max()) + 1
+    classes = 0 if pool.labels is None else int(pool.labels.max()) + 1
     if classes > config.classes:
         raise UsageError(
             f"{pool.source} has {classes} classes.",
@@ -320,6 +349,14 @@ def _training_images(
     return calibration, search, warnings
 
 
+def _read(config: ModelConfig, data: Path, split: str, rule: AnySplit | None) -> ImageSet:
+    """One split of the data, with labels or masks."""
+    prep, names = config.preprocessing, config.class_names
+    if config.task == SEGMENTATION:
+        return read_mask_split(data, split, prep, names, None, rule)
+    return read_images(data, prep, split, rule=rule, named=names)
+
+
 def _test_images(
     config: ModelConfig,
     data: Path,
@@ -328,7 +365,7 @@ def _test_images(
     limit: int | None,
 ) -> tuple[ImageSet, list[str]]:
     """The images for the report, without any that the search has seen; and warnings."""
-    tested = read_images(data, config.preprocessing, "test", rule=rule, named=config.class_names)
+    tested = _read(config, data, "test", rule)
     count = len(tested)
     for seen in used:
         tested = tested.without(seen)
@@ -364,7 +401,7 @@ def _timed(candidates: Sequence[SweepCandidate], threads: int, progress: Progres
         points.append(
             Point(
                 **asdict(one.kind),
-                accuracy=one.accuracy,
+                **asdict(one.measured),
                 milliseconds=entry.latency.median,
                 bytes=one.path.stat().st_size,
                 file=one.path.name,
@@ -390,10 +427,13 @@ def pareto(points: Sequence[Point]) -> list[Point]:
 
 
 def _tested(point: Point, folder: Path, images: ImageSet, progress: Progress) -> Point:
-    """A point with its accuracy on the test images."""
+    """A point with its accuracy, or Dice and IoU, on the test images."""
     progress(f"test images: {point.kind}")
-    assert images.labels is not None  # like the training images, they have labels
     with load(folder / point.file) as session:
+        if images.masks is not None:
+            found = _overlap(session, images.masks, images)
+            return replace(point, test_accuracy=found.mean_dice, test_iou=found.mean_iou)
+        assert images.labels is not None  # like the training images, they have labels
         right = total = 0
         scores = session.roles.scores
         assert scores is not None  # a single-label model has scores
@@ -404,7 +444,18 @@ def _tested(point: Point, folder: Path, images: ImageSet, progress: Progress) ->
     return replace(point, test_accuracy=right / total)
 
 
-# --- The picture: accuracy against time, with the Pareto front ---
+def _overlap(session: Session, masks: NDArray[np.uint8], images: ImageSet) -> MaskOverlap:
+    """How well a segmentation's masks overlap with those of the data ``[N, H, W]``."""
+    found = MaskOverlap(session.roles.mask_classes, session.roles.one_map)
+    scores = session.roles.scores
+    assert scores is not None  # a segmentation has scores
+    for _, outputs in session.run_batches(images.inputs(), [scores]):
+        made = session.roles.input_masks(outputs)
+        found.update(masks[found.images :][: len(made)], made)
+    return found
+
+
+# --- The picture: accuracy or Dice against time, with the Pareto front ---
 
 _MARKERS = "osD^vP*X"  # one marker for each checkpoint
 _GROUPS = {"fp32": "stem", "fp16": "votes", "int8": "routing"}
@@ -445,8 +496,8 @@ def draw(sweep: SweepReport, path: Path) -> None:
     axis.xaxis.set_minor_formatter("{x:g}" if max(times) < 10 * min(times) else "")
     axis.tick_params(which="both", labelsize=8)
     axis.set_xlabel("milliseconds per image (numbers: iterations; area: size of the file)")
-    axis.set_ylabel(f"accuracy in the search, %\n{sweep.searched_on}", fontsize=8)
-    axis.set_title("Pareto front of accuracy, latency and size")
+    axis.set_ylabel(f"{sweep.measure} in the search, %\n{sweep.searched_on}", fontsize=8)
+    axis.set_title(f"Pareto front of {sweep.measure}, latency and size")
     axis.legend(frameon=False, fontsize=8)
     axis.margins(0.12)
     axis.spines[["top", "right"]].set_visible(False)

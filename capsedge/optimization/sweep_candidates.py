@@ -22,16 +22,36 @@ from capsedge.runtime.files.writing import make_folder, sha256, write_bytes, wri
 
 # --- State from which an interrupted sweep can be resumed ---
 
+
+@dataclass(frozen=True)
+class Quality:
+    """How good a file is.
+
+    Attributes:
+        accuracy: share of correct decisions; of a segmentation the mean Dice of its masks.
+        iou: of a segmentation the mean IoU; None for others.
+    """
+
+    accuracy: float
+    iou: float | None = None
+
+    def __str__(self) -> str:
+        if self.iou is None:
+            return f"{100 * self.accuracy:.2f} %"
+        return f"Dice {self.accuracy:.4f}, IoU {self.iou:.4f}"
+
+
 SCHEMA = 1
 STATE = "sweep-state.json"
 
 
 @dataclass(frozen=True)
 class _Made:
-    """A file, and its accuracy in the search once measured."""
+    """A file, and its accuracy in the search once measured; of masks their mean Dice, and mean IoU."""
 
     sha256: str
     accuracy: float | None = None
+    iou: float | None = None
 
 
 @dataclass(frozen=True)
@@ -87,13 +107,15 @@ class State:
             and sha256(path) == recorded.sha256
         )
 
-    def accuracy(self, path: Path) -> float | None:
-        """The measured accuracy of a file that has not changed; None if there is none."""
-        return self._files[path.name].accuracy if self.has(path) else None
+    def measured(self, path: Path) -> Quality | None:
+        """What was measured of a file that has not changed; None if nothing was."""
+        made = self._files[path.name] if self.has(path) else None
+        return None if made is None or made.accuracy is None else Quality(made.accuracy, made.iou)
 
-    def add(self, path: Path, accuracy: float | None = None) -> None:
-        """Record a file that was written, and its accuracy if it was measured."""
-        self._files[path.name] = _Made(sha256(path), accuracy)
+    def add(self, path: Path, measured: Quality | None = None) -> None:
+        """Record a file that was written, and what was measured of it."""
+        known = {} if measured is None else asdict(measured)
+        self._files[path.name] = _Made(sha256(path), **known)
         files = {name: asdict(file) for name, file in self._files.items()}
         document = {"schema": SCHEMA, "images": self._images, "files": files}
         write_text(self._path, json.dumps(document, indent=2) + "\n")
@@ -129,11 +151,11 @@ class CandidateKind:
 
 @dataclass(frozen=True)
 class SweepCandidate:
-    """A file, and its accuracy on the images of the search."""
+    """A file, and how good it is on the images of the search."""
 
     kind: CandidateKind
     path: Path
-    accuracy: float
+    measured: Quality
 
 
 @dataclass
@@ -169,12 +191,12 @@ class CandidateMaker:
             source: FloatModel | None = None
             for precision in precisions:
                 path = base.with_name(base.name.replace("-fp32.onnx", f"-{precision}.onnx"))
-                accuracy = self.state.accuracy(path)
-                if accuracy is None:
+                measured = self.state.measured(path)
+                if measured is None:
                     source = source or FloatModel(base)
-                    accuracy = self._measured(source, path, precision)
+                    measured = self._measured(source, path, precision)
                 yield SweepCandidate(
-                    CandidateKind(self.network.name, iterations, kind, precision), path, accuracy
+                    CandidateKind(self.network.name, iterations, kind, precision), path, measured
                 )
 
     def _exported(self, iterations: int) -> Path:
@@ -187,8 +209,8 @@ class CandidateMaker:
             self.state.add(path)
         return path
 
-    def _measured(self, source: FloatModel, path: Path, precision: str) -> float:
-        """Write a file in a precision, unless it exists, and measure its accuracy."""
+    def _measured(self, source: FloatModel, path: Path, precision: str) -> Quality:
+        """Write a file in a precision, unless it exists, and measure it."""
         if precision == "fp32":
             model = source.model
         elif precision == "fp16":
@@ -209,9 +231,11 @@ class CandidateMaker:
             write_bytes(path, model.SerializeToString())
         warnings = source.check_reference(self.search)
         self.warnings += [warning for warning in warnings if warning not in self.warnings]
-        accuracy = float(source.outcome(model, self.search).accuracy or 0)
-        self.state.add(path, accuracy)
-        return accuracy
+        outcome = source.outcome(model, self.search)
+        iou = None if outcome.masks is None else outcome.masks["mean_iou"]
+        measured = Quality(float(outcome.accuracy or 0), iou)
+        self.state.add(path, measured)
+        return measured
 
     def _frozen(self, routed: Path, iterations: int) -> Path | None:
         """The file with frozen couplings; None if the routing has none to freeze."""

@@ -24,6 +24,7 @@ __all__ = [
     "dimensions",
     "hardest",
     "iterations",
+    "masks",
     "reconstructions",
     "responsibilities",
     "segmentation",
@@ -111,6 +112,32 @@ def dimensions(session: Session, images: Images, *, of: str = "", invert: bool =
     return picture.compute_dimensions(session, images, of=of, invert=invert).draw()
 
 
+def masks(session: Session, images: Images, *, layer: str = "", invert: bool = False) -> Figure:
+    """Images with the masks of a segmentation over them and, with a trace, the couplings of a routed layer.
+
+    Args:
+        session: a model that segments images.
+        images, invert: as for `Session.predict`; at most twelve images are shown.
+        layer: name of the routed layer; by default the last. It needs a trace (``capsedge export --with
+            trace``).
+
+    Returns:
+        A row for each image: the input, its mask, and a map of mean couplings for each of up to four types.
+
+    Raises:
+        UsageError: the model makes no masks, a layer is named and the file has no such one, or an image
+            cannot be read.
+        ArtefactError: the trace does not have the shapes that the file states.
+        EnvironmentProblem: matplotlib is not installed.
+
+    Example:
+        >>> figure = capsedge.viz.masks(capsedge.load("segcaps.onnx"), "photo.png")
+    """
+    from capsedge.viz import mask_figures as picture
+
+    return picture.compute_masks(session, images, layer=layer, invert=invert).draw()
+
+
 def iterations(session: Session, images: Images, *, invert: bool = False) -> Figure:
     """Routing iterations side by side: each class's strength and what its pose decodes to.
 
@@ -163,7 +190,7 @@ def agreement(session: Session, images: Images, *, layer: str = "", invert: bool
     Args:
         session: a model with a trace (``capsedge export --with trace``).
         images, invert: as for `Session.predict`; four images at most are shown.
-        layer: name of the routed layer; by default the classes'.
+        layer: name of the routed layer; by default the classes', or the last of a segmentation.
 
     Returns:
         Histograms for each image: of distances between votes and poses for EM routing, otherwise of products.
@@ -235,14 +262,18 @@ def hardest(
 ) -> Figure:
     """The images of a data set with the smallest margins, and the classes that were confused.
 
+    Of a segmentation, those whose masks overlap least with the data's (mean Dice).
+
     Args:
         session: the model.
-        data: labelled images as `datasets.read_images` reads them; for a data set folder, the test split.
+        data: labelled images as `datasets.read_images` reads them; for a data set folder, the test split. For
+            a segmentation, a folder with ``images`` and ``masks``.
         count: number of images to show.
         limit: evaluate only the first ``limit`` images; None for all.
 
     Returns:
-        A sheet of images, mistakes first, each with its true class and the highest-scoring other class.
+        A sheet of images, mistakes first, each with its true class and the highest-scoring other class; of a
+        segmentation a row for each image: the input, its true mask, the predicted one, and their difference.
 
     Raises:
         UsageError: the data cannot be read, has no labels, or labels that the model does not have.
@@ -251,6 +282,6 @@ def hardest(
     Example:
         >>> figure = capsedge.viz.hardest(capsedge.load(), "mnist", count=20)
     """
-    from capsedge.viz import evidence_figures as picture
+    from capsedge.viz import figure_kinds
 
-    return picture.compute_hardest(session, data, count=count, limit=limit).draw()
+    return figure_kinds.hardest(session, data, count=count, limit=limit).draw()

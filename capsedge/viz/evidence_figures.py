@@ -147,9 +147,10 @@ def compute_responsibilities(
     session: Session, images: Images, *, of: str = "", invert: bool = False
 ) -> Responsibilities:
     """The data of the picture; arguments and errors as for `capsedge.viz.responsibilities`."""
+    session.can.check_classes()
     session.can.check_trace()
     examples = read_examples(session, images, invert, MOST_IMAGES)
-    trace = read_trace(session, examples)
+    trace = read_trace(session, examples.inputs)
     count = len(examples.predictions[0].scores)
     check_classes(session, trace.layers[-1], count)
     classes = [best(p.scores, MOST_EXPLAINED_CLASSES) for p in examples.predictions]
@@ -268,6 +269,7 @@ class Capsules(Picture):
 
 def compute_capsules(session: Session, images: Images, *, invert: bool = False) -> Capsules:
     """The data of the picture; arguments and errors as for `capsedge.viz.capsules`."""
+    session.can.check_classes()
     examples = read_examples(session, images, invert, MOST)
     scores = [p.scores for p in examples.predictions]
     classes = [tuple(sorted(best(row, MOST_CLASSES))) for row in scores]
@@ -374,6 +376,7 @@ def compute_hardest(
     session: Session, data: ImageSet | Path | str, *, count: int = SHOWN, limit: int | None = None
 ) -> Hardest:
     """The data of the picture; arguments and errors as for `capsedge.viz.hardest`."""
+    session.can.check_classes()
     preprocessing = preprocessing_of(session)
     rule = session.metadata.training_split if session.metadata is not None else None
     named = session.metadata.class_names if session.metadata is not None else ()

@@ -19,7 +19,7 @@ from capsedge.runtime.metadata.metadata import Preprocessing
 from capsedge.runtime.session.classify import input_picture
 from capsedge.runtime.session.predictions import Prediction
 from capsedge.runtime.session.session import Session
-from capsedge.spec.vocabularies import CLASSIFICATION, SEGMENTATION
+from capsedge.spec.vocabularies import SEGMENTATION
 
 MOST_IMAGES = 12  # rows at which a picture is still readable
 MOST_CLASSES = 10
@@ -50,7 +50,7 @@ class Examples:
 def read_examples(
     session: Session, images: Images, invert: bool = False, most: int = MOST_IMAGES
 ) -> Examples:
-    """Read and classify the images of a picture.
+    """Read and classify, or segment, the images of a picture.
 
     Args:
         most: maximum number of images that the picture shows.
@@ -64,11 +64,12 @@ def read_examples(
     names = [_name(listed[n] if listed else None, n) for n in range(len(prepared))]
     left_out = f"Only the first {most} images are shown."
     inputs = np.stack(prepared[:most]).astype(np.float32, copy=False)
+    top = None if session.roles.segmentation else 1
     return Examples(
         tuple(names[:most]),
         inputs,
         shown(session, inputs),
-        tuple(session.predict(inputs, top_k=1, prepared=True)),
+        tuple(session.predict(inputs, top_k=top, prepared=True)),
         (left_out,) if len(prepared) > most else (),
     )
 
@@ -82,16 +83,8 @@ def shown(session: Session, inputs: NDArray[np.float32]) -> NDArray[np.uint8]:
 def preprocessing_of(session: Session) -> Preprocessing:
     """How the model's images are prepared."""
     metadata = session.metadata
-    if metadata is not None and metadata.task not in CLASSIFICATION:
-        masks = metadata.task == SEGMENTATION
-        raise UsageError(
-            f"{session.path} is a {metadata.task}.",
-            "The pictures show the capsules of classes of images.",
-            "Draw its masks with `Prediction.overlay`." if masks else "Use a classifier.",
-            command="Draw its masks with `capsedge infer --overlay`."
-            if masks
-            else "Use a classifier.",
-        )
+    if metadata is not None and metadata.task != SEGMENTATION:
+        session.can.check_classes()
     if metadata is None or metadata.preprocessing is None:
         raise session.image_input.undescribed("no preprocessing: not how to show its input")
     return metadata.preprocessing

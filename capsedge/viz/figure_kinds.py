@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from capsedge.datasets import ImageSet
 from capsedge.errors import UsageError
 from capsedge.runtime.session.capabilities import Capabilities
 from capsedge.runtime.session.session import Session
-from capsedge.viz import decoder_figures, evidence_figures, routing_figures
+from capsedge.viz import decoder_figures, evidence_figures, mask_figures, routing_figures
 from capsedge.viz.figure import Picture
 
 
@@ -55,8 +56,19 @@ class Kind:
     of_data: bool = False
 
 
-def _any(can: Capabilities) -> None:
-    """Accept any file that classifies."""
+def _traced_classes(can: Capabilities) -> None:
+    can.check_classes()
+    can.check_trace()
+
+
+def _classes_or_masks(can: Capabilities) -> None:
+    if not can.segments:
+        can.check_classes()
+
+
+def _traced(can: Capabilities) -> None:
+    _classes_or_masks(can)
+    can.check_trace()
 
 
 def _reconstructions(session: Session, options: FigureOptions) -> Picture:
@@ -76,6 +88,12 @@ def _segmentation(session: Session, options: FigureOptions) -> Picture:
 def _dimensions(session: Session, options: FigureOptions) -> Picture:
     return decoder_figures.compute_dimensions(
         session, options.images, of=options.of, invert=options.invert
+    )
+
+
+def _masks(session: Session, options: FigureOptions) -> Picture:
+    return mask_figures.compute_masks(
+        session, options.images, layer=options.layer, invert=options.invert
     )
 
 
@@ -105,9 +123,16 @@ def _capsules(session: Session, options: FigureOptions) -> Picture:
 
 def _hardest(session: Session, options: FigureOptions) -> Picture:
     assert options.data is not None  # `chosen` rejects it
-    return evidence_figures.compute_hardest(
-        session, options.data, count=options.count, limit=options.limit
-    )
+    return hardest(session, options.data, count=options.count, limit=options.limit)
+
+
+def hardest(
+    session: Session, data: ImageSet | Path | str, *, count: int, limit: int | None
+) -> Picture:
+    """The hardest images of a data set, by their classes or by their masks."""
+    of_masks = session.can.segments
+    compute = mask_figures.compute_hardest_masks if of_masks else evidence_figures.compute_hardest
+    return compute(session, data, count=count, limit=limit)
 
 
 # The first that fits is the default.
@@ -115,12 +140,13 @@ KINDS: Mapping[str, Kind] = {
     "reconstructions": Kind(Capabilities.check_reconstruct, _reconstructions),
     "segmentation": Kind(Capabilities.check_reconstruct, _segmentation),
     "dimensions": Kind(Capabilities.check_decode, _dimensions),
-    "iterations": Kind(Capabilities.check_trace, _iterations),
-    "couplings": Kind(Capabilities.check_trace, _couplings),
-    "agreement": Kind(Capabilities.check_trace, _agreement),
-    "responsibilities": Kind(Capabilities.check_trace, _responsibilities),
-    "capsules": Kind(_any, _capsules),
-    "hardest": Kind(_any, _hardest, of_data=True),
+    "masks": Kind(Capabilities.check_masks, _masks),
+    "iterations": Kind(_traced_classes, _iterations),
+    "couplings": Kind(_traced, _couplings),
+    "agreement": Kind(_traced, _agreement),
+    "responsibilities": Kind(_traced_classes, _responsibilities),
+    "capsules": Kind(Capabilities.check_classes, _capsules),
+    "hardest": Kind(_classes_or_masks, _hardest, of_data=True),
 }
 
 
@@ -149,7 +175,9 @@ def chosen(
         several: whether the default is all that the file supports.
     """
     if not names:
-        return _default(session, options, several)
+        found = _default(session, options, several)
+        _check_applies(found, options)
+        return found
     for name in names:
         kind = KINDS.get(name)
         if kind is None:
@@ -167,7 +195,29 @@ def chosen(
                 error.fix,
                 command=error.command,
             ) from error
+    _check_applies(names, options)
     return list(dict.fromkeys(names))
+
+
+# Options of some pictures: their flag, and the pictures.
+_OF_PICTURES = {
+    "labels": ("--label", ("segmentation",)),
+    "forced": ("--force", ("segmentation",)),
+    "of": ("--class", ("dimensions", "responsibilities")),
+    "layer": ("--layer", ("masks", "agreement")),
+    "limit": ("--limit", ("hardest",)),
+}
+
+
+def _check_applies(names: Sequence[str], options: FigureOptions) -> None:
+    """Refuse an option that none of the pictures takes."""
+    for field, (flag, pictures) in _OF_PICTURES.items():
+        if getattr(options, field) and not set(names) & set(pictures):
+            raise UsageError(
+                f"{flag} does not apply to {', '.join(names)}.",
+                f"It is for {' and '.join(pictures)}.",
+                f"Leave it out, or choose {pictures[0]} with --what.",
+            )
 
 
 def _default(session: Session, options: FigureOptions, several: bool) -> list[str]:
@@ -177,6 +227,7 @@ def _default(session: Session, options: FigureOptions, several: bool) -> list[st
             "",
             "Pass images, or labelled images with --data.",
         )
+    _classes_or_masks(session.can)
     names = possible(session, options)
     if several:
         return names

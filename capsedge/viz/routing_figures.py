@@ -149,9 +149,10 @@ class Iterations(Picture):
 
 def compute_iterations(session: Session, images: Images, *, invert: bool = False) -> Iterations:
     """The data of the picture; arguments and errors as for `capsedge.viz.iterations`."""
+    session.can.check_classes()
     session.can.check_trace()
     examples = read_examples(session, images, invert, MOST_IMAGES)
-    last = read_trace(session, examples).layers[-1]
+    last = read_trace(session, examples.inputs).layers[-1]
     count = len(examples.predictions[0].scores)
     check_classes(session, last, count)
     left_out = f"Only the {MOST_CLASSES} best of {count} classes are shown."
@@ -315,7 +316,7 @@ def compute_couplings(session: Session, images: Images, *, invert: bool = False)
     """The data of the picture; arguments and errors as for `capsedge.viz.couplings`."""
     session.can.check_trace()
     examples = read_examples(session, images, invert, MOST_ROWS)
-    trace = read_trace(session, examples)
+    trace = read_trace(session, examples.inputs)
     pairs = [(n, k) for n in range(len(examples)) for k in range(len(trace.layers))]
     left_out = f"Only the first {MOST_ROWS} of {len(pairs)} pairs of image and layer are shown."
     return Couplings(
@@ -448,9 +449,9 @@ def compute_agreement(
     """The data of the picture; arguments and errors as for `capsedge.viz.agreement`."""
     session.can.check_trace()
     examples = read_examples(session, images, invert, MOST_IMAGES)
-    trace = read_trace(session, examples)
+    trace = read_trace(session, examples.inputs)
     chosen = layer_named(trace, layer)
-    of_classes = chosen is trace.layers[-1]
+    of_classes = chosen is trace.layers[-1] and not session.roles.segmentation
     if of_classes:
         check_classes(session, chosen, len(examples.predictions[0].scores))
     agreed = []

@@ -15,7 +15,7 @@ from capsedge.runtime.metadata.metadata import how_to_export_again
 from capsedge.runtime.onnx_file.structure import Node, read_structure
 from capsedge.runtime.session.routing_trace import Trace, TracedLayer
 from capsedge.runtime.session.session import Session
-from capsedge.viz.examples import Examples, check_finite
+from capsedge.viz.examples import check_finite
 
 # --- Couplings of one image, and the positions of the parents' parts ---
 
@@ -23,9 +23,9 @@ Floats = NDArray[np.floating[Any]]
 _ONE = 1e-2  # tolerance for couplings that add up to one, at any precision
 
 
-def read_trace(session: Session, examples: Examples) -> Trace:
-    """The trace of the images of a picture."""
-    trace = session.trace(examples.inputs, prepared=True)
+def read_trace(session: Session, inputs: NDArray[np.float32]) -> Trace:
+    """The trace of the prepared images ``[N, C, H, W]`` of a picture."""
+    trace = session.trace(inputs, prepared=True)
     for layer in trace:
         shape, grid = layer.couplings.shape, () if layer.grid == (1, 1) else layer.grid
         whole = (*shape[:1], layer.iterations, *grid, *shape[-2:])

@@ -67,3 +67,10 @@ def test_only_masks_have_an_overlap() -> None:
         pytest.raises(UsageError, match="does not state a segmentation"),
     ):
         Criterion.of(session, overlap="iou")
+
+
+def test_the_maps_are_those_that_the_file_states() -> None:
+    with segmenter(3) as session:
+        assert Criterion.of(session, "mask").scores == "mask"
+        with pytest.raises(UsageError, match="come from 'mask'"):
+            Criterion.of(session, "images")

@@ -19,6 +19,7 @@ import capsedge
 from capsedge.calibration.float_model import FloatModel
 from capsedge.cli import app
 from capsedge.datasets import ImageSet
+from capsedge.datasets.mask_folders import read_mask_split
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.models.checkpoint import save_checkpoint
 from capsedge.models.find import find_model
@@ -28,11 +29,16 @@ from capsedge.optimization.sweep_candidates import (
     STATE,
     CandidateKind,
     CandidateMaker,
+    Quality,
+    State,
     SweepCandidate,
 )
 from capsedge.optimization.sweep_options import SweepOptions
+from capsedge.runtime.session.mask_overlap import MaskOverlap
 from capsedge.runtime.zoo import zoo_checkpoint
 from tests.exporters.nets import network
+from tests.models.test_segcaps import network as segcaps
+from tests.models.training.test_mask_training import draw
 
 ZOO = zoo_checkpoint("digits-dynamic")
 
@@ -108,14 +114,25 @@ def test_the_test_images_are_read_once_after_the_search(
     def make(maker: CandidateMaker, count: int, *_: object) -> Iterator[SweepCandidate]:
         searched.extend([maker.calibration, maker.search])
         yield SweepCandidate(
-            CandidateKind("m", count, "routed", "fp32"), place / f"{count}.onnx", 0.9 / count
+            CandidateKind("m", count, "routed", "fp32"),
+            place / f"{count}.onnx",
+            Quality(0.9 / count),
         )
 
     def time(made: list[SweepCandidate], *_: object) -> list[Point]:
         """The second is slower, larger and less accurate, so no test figure is computed for it."""
         events.append("timed")
         return [
-            Point("m", c.kind.iterations, "routed", "fp32", c.accuracy, k + 1, k + 1, c.path.name)
+            Point(
+                "m",
+                c.kind.iterations,
+                "routed",
+                "fp32",
+                c.measured.accuracy,
+                k + 1,
+                k + 1,
+                c.path.name,
+            )
             for k, c in enumerate(made)
         ]
 
@@ -157,7 +174,9 @@ def test_an_interrupted_sweep_goes_on(place: Path, monkeypatch: pytest.MonkeyPat
         return outcome(self, made, data)  # type: ignore[arg-type]
 
     def fake(made: list[SweepCandidate], *_: object) -> list[Point]:
-        return [Point("m", 1, "routed", "fp32", c.accuracy, 1, 1, c.path.name) for c in made]
+        return [
+            Point("m", 1, "routed", "fp32", c.measured.accuracy, 1, 1, c.path.name) for c in made
+        ]
 
     monkeypatch.setattr(FloatModel, "outcome", count)
     monkeypatch.setattr(sweeps, "_timed", fake)
@@ -245,3 +264,74 @@ def test_checkpoints_of_one_name_are_told_apart(place: Path) -> None:
     found = [find_model(place / f"{name}.safetensors") for name in ("a/model", "b/model", "m")]
     named = sweeps._named_apart(found)
     assert [each.name for each in named] == ["a/model", "b/model", "m"]
+
+
+@pytest.fixture
+def masks(tmp_path: Path) -> Path:
+    """A SegCaps, and images with masks of both splits."""
+    save_checkpoint(segcaps(), tmp_path / "s.safetensors")
+    for split, seed in (("train", 4), ("test", 5)):
+        draw(tmp_path / "masks" / split, 40, seed=seed)
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_masks_are_compared_by_dice(masks: Path) -> None:
+    start = str(masks / "s.safetensors")
+    capsedge.train(
+        masks / "masks",
+        masks / "run",
+        model=start,
+        epochs=30,
+        batch=10,
+        learning_rate=3e-3,
+        shift=0,
+    )
+    code, text, message = _run(
+        "--checkpoint", masks / "run/model.safetensors", "--data", masks / "masks", "--iters", 2,
+        "--precision", "fp32,int8", "--threads", 1, "-o", masks / "o.json", "--keep", masks / "kept",
+        "--couplings", "routed,frozen",
+    )  # fmt: skip
+    assert code == 0, message
+    document = json.loads((masks / "o.json").read_text())
+    assert document["measure"] == "mean Dice"
+    assert f"search: mean Dice on {document['searched_on']}" in text
+    points = document["points"]
+    assert len(points) == 4
+    for point in points:
+        assert 0 < point["iou"] < point["accuracy"] < 1
+        assert (
+            point["front"]
+            == (point["test_accuracy"] is not None)
+            == (point["test_iou"] is not None)
+        )
+    best = next(point for point in points if point["front"])
+    with capsedge.load(masks / "kept" / best["file"]) as session:
+        data = read_mask_split(masks / "masks", "test", session.metadata.preprocessing, ("a", "b"))
+        overlap = MaskOverlap(session.roles.mask_classes, background=True)
+        overlap.update(data.masks, [p.mask for p in session.predict(data.images)])
+    assert best["test_accuracy"] == pytest.approx(overlap.mean_dice)
+    assert best["test_iou"] == pytest.approx(overlap.mean_iou)
+    assert f"Dice {overlap.mean_dice:.4f}, IoU {overlap.mean_iou:.4f}" in text
+
+
+def test_masks_and_labels_are_not_compared(masks: Path, place: Path) -> None:
+    data = masks / "masks"
+    code, _, message = _run("--checkpoint", masks / "s.safetensors", "--data", place / "data")
+    assert code == 2
+    assert "has no folder 'images'" in message
+    both = ("--checkpoint", masks / "s.safetensors", "--checkpoint", place / "m.safetensors")
+    code, _, message = _run(*both, "--data", data, "--iters", 1)
+    assert code == 2
+    assert "Their tasks differ" in message
+
+
+def test_what_was_measured_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "a.onnx").write_bytes(b"a")
+    state, measured = State(tmp_path, "images"), Quality(0.75, 0.5)
+    state.add(tmp_path / "a.onnx")
+    assert state.measured(tmp_path / "a.onnx") is None
+    state.add(tmp_path / "a.onnx", measured)
+    assert State(tmp_path, "images").measured(tmp_path / "a.onnx") == measured
+    assert str(measured) == "Dice 0.7500, IoU 0.5000"
+    assert str(Quality(0.75)) == "75.00 %"

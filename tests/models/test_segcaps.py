@@ -15,7 +15,8 @@ from torch.nn.functional import conv2d, conv_transpose2d, pad
 
 import capsedge
 from capsedge import Preprocessing
-from capsedge.errors import UsageError
+from capsedge.errors import UnsupportedModelError, UsageError
+from capsedge.exporters.traced_routing import trace_routing
 from capsedge.models import build, get_config
 from capsedge.models.checkpoint import save_checkpoint
 from capsedge.models.configs import CapsuleMap, Conv, SegCapsConfig, config_from_dict
@@ -40,6 +41,23 @@ def network(config: SegCapsConfig = SMALL, seed: int = 1) -> SegCaps:
     model = build(config).eval()
     assert isinstance(model, SegCaps)
     return model
+
+
+def test_the_trace_names_layers_and_their_maps():
+    layers = (*(CapsuleMap(2, 4), CapsuleMap(2, 4, False), CapsuleMap(3, 4), CapsuleMap(2, 4)),)
+    up = (CapsuleMap(2, 4), CapsuleMap(2, 4), CapsuleMap(1, 4))
+    prep = Preprocessing(8, 16, 1)
+    model = network(dataclasses.replace(SMALL, preprocessing=prep, down=layers, up=up))
+    traced = trace_routing(model, model, torch.rand(2, 1, 8, 16))
+    grids = {layer.name: layer.grid for layer in traced.layers}
+    assert grids == {
+        "down.0": (4, 8), "down.2": (2, 4), "down.3": (2, 4), "up.0": (4, 8), "up.1": (4, 8),
+    }  # fmt: skip
+    assert traced.sizes["trace/down.2/couplings"] == (2, 2, 4, 2, 3)
+    once = dataclasses.replace(SMALL, down=(CapsuleMap(1, 4),) * 2, up=(CapsuleMap(1, 4),))
+    model = network(once)
+    with pytest.raises(UnsupportedModelError, match="no routing to trace"):
+        trace_routing(model, model, torch.rand(1, 1, 8, 8))
 
 
 def squash(s: Tensor) -> Tensor:

@@ -14,7 +14,8 @@ from capsedge.errors import UnsupportedModelError, UsageError
 from capsedge.models import CapsuleModel, build, get_config
 from capsedge.models.configs import CapsuleConv, Conv, ModelConfig, ResNet
 from capsedge.optimization.prune_criteria import choose, look_ahead, multiply_adds
-from capsedge.optimization.prune_groups import Group, groups, keep_units
+from capsedge.optimization.prune_groups import groups, keep_units
+from capsedge.optimization.prune_units import Group
 
 _SMALL = replace(get_config("digits-dynamic").preprocessing, height=14, width=14)
 _STEM = (Conv(8, 3, 2, batch_norm=True), Conv(16, 3, bias=False, batch_norm=True, norm_last=True))

@@ -39,6 +39,7 @@ function watch() {
     }
     postMessage(message, ...rest) {
       this.names.set(message.id, message.name);
+      if (message.name === "predict") globalThis.asked = structuredClone(message.args[0]);
       globalThis.waiting++;
       super.postMessage(message, ...rest);
     }
@@ -123,6 +124,22 @@ async function strokes(page, lines) {
     await page.mouse.up();
   }
 }
+
+/** The last mask, and what the pad shows at the centre of each of its pixels. */
+const overlaid = (page, size) => page.evaluate(([height, width]) => {
+  const { mask } = globalThis.replies.filter(({ name }) => name === "predict").at(-1).value;
+  const canvas = document.getElementById("draw");
+  const scale = canvas.width / Math.max(height, width);
+  const [left, top] = [(canvas.width - width * scale) / 2, (canvas.height - height * scale) / 2];
+  const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+  const middle = (k, start) => Math.floor(start + (k + 0.5) * scale);
+  const at = (y, x) => {
+    const place = 4 * (middle(y, top) * canvas.width + middle(x, left));
+    return [...pixels.subarray(place, place + 3)];
+  };
+  const overlay = Array.from({ length: height }, (_, y) => Array.from({ length: width }, (_, x) => at(y, x)));
+  return { mask: [...mask.data], size: [mask.height, mask.width], overlay };
+}, size);
 
 /** Drop a file that the page's own server has, under another name. */
 const drop = (page, path, called) => page.evaluate(async (from, to) => {
@@ -239,20 +256,28 @@ const cases = {
     await settled(page);
     await drop(page, options.image, "photo.png");
     await settled(page);
-    const found = await page.evaluate(([height, width]) => {
-      const { mask } = globalThis.replies.filter(({ name }) => name === "predict").at(-1).value;
-      const canvas = document.getElementById("draw");
-      const scale = canvas.width / Math.max(height, width);
-      const [left, top] = [(canvas.width - width * scale) / 2, (canvas.height - height * scale) / 2];
-      const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
-      const middle = (k, start) => Math.floor(start + (k + 0.5) * scale);
-      const at = (y, x) => [...pixels.slice(4 * (middle(y, top) * canvas.width + middle(x, left))).slice(0, 3)];
-      const overlay = Array.from({ length: height }, (_, y) => Array.from({ length: width }, (_, x) => at(y, x)));
-      return { mask: [...mask.data], size: [mask.height, mask.width], overlay };
-    }, options.size);
+    const found = await overlaid(page, options.size);
     const rows = await page.$$eval("#classes .value", (all) => all.map((row) => row.textContent));
     const hidden = await page.$$eval("#picture, #fit-label", (all) => all.map((element) => element.hidden));
     return { drawn: drawn.label, ...found, rows, hidden };
+  },
+
+  async filmed() {
+    const page = await open();
+    await page.click("#camera");
+    await page.waitForSelector("#message:not([hidden]), #camera[aria-pressed=true]");
+    const began = await countOf(page, "predict");
+    await page.waitForFunction((from, wanted) => {
+      const answers = globalThis.replies.filter(({ name }) => name === "predict").slice(from);
+      return answers.length >= 8 && new Set(answers.map(({ value }) => value?.mask?.data.join())).size >= wanted;
+    }, {}, began, options.pictures);
+    await page.click("#camera");
+    await settled(page);
+    const frame = await page.evaluate(() => {
+      const { data, width, height } = globalThis.asked;
+      return { size: [height, width], pixels: [...data] };
+    });
+    return { frame, ...(await overlaid(page, frame.size)), message: await text(page, "message") };
   },
 
   async small() {

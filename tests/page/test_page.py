@@ -110,16 +110,17 @@ def test_no_camera(server: FolderServer) -> None:
     assert not seen["disabled"]
 
 
-def write_film(path: Path, picture: Path) -> None:
-    """Write a film (YUV4MPEG2, 4:2:0) of one picture between two grey margins that the page cuts off."""
+def write_film(path: Path, *pictures: Path) -> None:
+    """Write a film (YUV4MPEG2, 4:2:0) of pictures, each between two grey margins that the page cuts off."""
     side, margin = 240, 40
-    with Image.open(picture) as opened:
-        grey = np.asarray(opened.convert("L").resize((side, side), Image.Resampling.NEAREST))
-    frame = np.full((side, side + 2 * margin), 128, np.uint8)
-    frame[:, margin:-margin] = 16 + (grey.astype(float) * 219 / 255).astype(np.uint8)
-    colour = bytes([128]) * (frame.size // 2)
-    head = f"YUV4MPEG2 W{frame.shape[1]} H{side} F20:1 Ip A1:1 C420\n".encode()
-    path.write_bytes(head + (b"FRAME\n" + frame.tobytes() + colour) * 10)
+    film = f"YUV4MPEG2 W{side + 2 * margin} H{side} F20:1 Ip A1:1 C420\n".encode()
+    for picture in pictures:
+        with Image.open(picture) as opened:
+            grey = np.asarray(opened.convert("L").resize((side, side), Image.Resampling.NEAREST))
+        frame = np.full((side, side + 2 * margin), 128, np.uint8)
+        frame[:, margin:-margin] = 16 + (grey.astype(float) * 219 / 255).astype(np.uint8)
+        film += (b"FRAME\n" + frame.tobytes() + bytes([128]) * (frame.size // 2)) * 10
+    path.write_bytes(film)
 
 
 def test_a_second_tab(server: FolderServer) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from capsedge.datasets import ImageSet
 from capsedge.datasets.division import divided, rule_of
-from capsedge.datasets.mask_folders import IMAGES, MASKS, has_masks, read_masks
+from capsedge.datasets.mask_folders import IMAGES, MASKS, has_masks, labelled, read_masks
 from capsedge.errors import UsageError
 from capsedge.models import CapsuleModel
 from capsedge.models.configs import ModelConfig
@@ -95,7 +95,7 @@ def read_sets(
         shares: of test and validation images, where the folder does not have them.
     """
     prep, names = config.preprocessing, config.class_names
-    training = _labelled(read_masks(data, "train", prep, names, limit))
+    training = labelled(read_masks(data, "train", prep, names, limit))
     given = {
         name: read_masks(data, name, prep, names, limit)
         for name in ("test", "validation")
@@ -114,11 +114,6 @@ def read_sets(
         held = f"about {share:.0%}, drawn with seed {seed}"
         log(f"no {name} images: {len(sets[name])} training images are held out, {held}")
     return sets["train"], sets["validation"], sets["test"], rule
-
-
-def _labelled(images: ImageSet) -> ImageSet:
-    """The images as those of a single class, by which they are divided."""
-    return replace(images, labels=np.zeros(len(images), np.int64))
 
 
 # --- The loss and the measure ---
@@ -169,14 +164,18 @@ def mask_loss(
     return loss
 
 
+def masks_of(model: CapsuleModel, data: ImageSet) -> NDArray[np.uint8]:
+    """A network's masks of the images of a set, in the size of its input ``[N, H, W]``."""
+    lengths = predict_all(model, data).numpy()
+    found = lengths[:, 0] >= CONFIDENT if lengths.shape[1] == 1 else lengths.argmax(1)
+    return found.astype(np.uint8)
+
+
 def overlap_of(model: CapsuleModel, data: ImageSet) -> MaskOverlap:
     """The overlap of a network's masks with those of a set."""
     assert data.masks is not None  # `read_masks` has them
-    lengths = predict_all(model, data).numpy()
-    one = lengths.shape[1] == 1
-    found = lengths[:, 0] >= CONFIDENT if one else lengths.argmax(1)
-    overlap = MaskOverlap(model.config.class_names, background=one)
-    overlap.update(data.masks, found.astype(np.uint8))
+    overlap = MaskOverlap(model.config.class_names, background=model.config.classes == 2)
+    overlap.update(data.masks, masks_of(model, data))
     return overlap
 
 

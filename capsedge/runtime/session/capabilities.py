@@ -11,7 +11,7 @@ from capsedge.runtime.images.inputs import ImageInput
 from capsedge.runtime.metadata.metadata import how_to_add_decoder, how_to_export_again
 from capsedge.runtime.session.decoder import Decoder
 from capsedge.runtime.session.routing_trace import TraceOutputs
-from capsedge.spec.vocabularies import CLASSIFICATION, RECONSTRUCTION
+from capsedge.spec.vocabularies import CLASSIFICATION, RECONSTRUCTION, SEGMENTATION
 
 
 class Capabilities:
@@ -36,6 +36,47 @@ class Capabilities:
         self._path, self._image_input, self._decoder = path, image_input, decoder
         self._names = {port.name for port in outputs}
         self._whole = whole
+
+    @property
+    def segments(self) -> bool:
+        """Whether it makes masks (`check_masks`).
+
+        Raises:
+            ArtefactError: the file is not described.
+        """
+        return self._image_input.metadata.task == SEGMENTATION
+
+    def check_classes(self) -> None:
+        """The classes of images.
+
+        Raises:
+            UsageError: the file is a regression or a segmentation.
+            ArtefactError: it is not described.
+        """
+        task = self._image_input.metadata.task
+        if task in CLASSIFICATION:
+            return
+        masks = task == SEGMENTATION
+        raise UsageError(
+            f"{self._path} is a {task}.",
+            "The picture shows the capsules of classes of images.",
+            "Draw its masks with `capsedge.viz.masks`." if masks else "Use a classifier.",
+            command="Draw its masks with --what masks." if masks else "Use a classifier.",
+        )
+
+    def check_masks(self) -> None:
+        """The masks of images.
+
+        Raises:
+            UsageError: the file is not a segmentation.
+            ArtefactError: it is not described.
+        """
+        if not self.segments:
+            raise UsageError(
+                f"{self._path} makes no masks.",
+                f"It is a {self._image_input.metadata.task} model.",
+                "Choose another picture, or use a segmentation.",
+            )
 
     def check_reconstruct(self) -> None:
         """The pictures of images.
@@ -78,6 +119,15 @@ class Capabilities:
             )
         self._decoder.check()
         return self._decoder
+
+    @property
+    def traces(self) -> bool:
+        """Whether the file exposes its routing (`check_trace`)."""
+        try:
+            self.check_trace()
+        except UsageError:
+            return False
+        return True
 
     def check_trace(self) -> TraceOutputs:
         """The routing of images: the outputs that hold the values of every iteration.

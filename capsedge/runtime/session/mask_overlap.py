@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
+from capsedge.errors import UsageError
 from capsedge.runtime.session.masks import Mask
 from capsedge.spec.fields import UNKNOWN
 
@@ -116,6 +117,29 @@ class MaskOverlap:
                 for name, dice, iou in rows
             ],
         }
+
+
+def check_above_constant(overlap: MaskOverlap, model: str, source: str) -> None:
+    """Refuse masks that overlap no better with those of the data than one class everywhere.
+
+    Args:
+        overlap: of the data's masks, the reference, with a model's.
+        model: what made them, and ``source`` the data, for the error.
+
+    Raises:
+        UsageError: the mean Dice is not above that of the best such mask.
+    """
+    best = 0.0
+    for k in range(int(overlap.background), len(overlap.names)):
+        constant = MaskOverlap(overlap.names, overlap.background)
+        constant.counts[:, k] = overlap.counts.sum(1)
+        best = max(best, constant.mean_dice)
+    if overlap.mean_dice <= best:
+        raise UsageError(
+            f"The masks of {model} do not fit those of {source}.",
+            f"Their mean Dice is {overlap.mean_dice:.4f}; a single class everywhere has {best:.4f}.",
+            "Pass the data that it was trained on, or train it first.",
+        )
 
 
 def _known(value: float) -> float | None:

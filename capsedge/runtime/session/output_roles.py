@@ -118,6 +118,12 @@ class OutputRoles:
                 "top_k chooses among the classes of an image, but each pixel has its own.",
                 "Leave it out.",
             )
+        if self.segmentation and threshold is not None and not self.one_map:
+            raise UsageError(
+                f"{self._path} gives each pixel one of {self._maps} classes.",
+                "threshold decides whether a pixel is of a single class; here the largest score decides.",
+                "Leave it out.",
+            )
         if top_k is not None and not (_is_number(top_k, int, np.integer) and top_k >= 1):
             raise UsageError(
                 f"top_k is {top_k!r}.",
@@ -133,7 +139,8 @@ class OutputRoles:
                 "Use a number in this range.",
             )
         if self.segmentation:
-            return None, DEFAULT_THRESHOLD if threshold is None else threshold
+            usual = DEFAULT_THRESHOLD if self.one_map else None
+            return None, usual if threshold is None else threshold
         if top_k is None and threshold is None:
             return (None, DEFAULT_THRESHOLD) if self.multi_label else (1, None)
         return top_k, threshold

@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 from capsedge.datasets import ImageSet
+from capsedge.datasets.mask_folders import read_mask_split
 from capsedge.errors import UsageError
 from capsedge.models import registry
 from capsedge.models.training import mask_training
@@ -21,11 +22,13 @@ from capsedge.runtime.session.mask_files import mask_png
 from tests.models.test_segcaps import SMALL, network
 
 
-def draw(folder: Path, count: int, names: tuple[str, ...] = ("ground", "square")) -> Path:
+def draw(
+    folder: Path, count: int, names: tuple[str, ...] = ("ground", "square"), seed: int = 4
+) -> Path:
     """Images of a bright square on a dark ground, with its mask."""
     for name in ("images", "masks"):
         (folder / name).mkdir(parents=True)
-    rng = np.random.default_rng(4)
+    rng = np.random.default_rng(seed)
     for k in range(count):
         mask = np.zeros((8, 8), np.uint8)
         y, x = rng.integers(0, 5, 2)
@@ -119,3 +122,21 @@ def test_a_folder_without_masks(tmp_path: Path, small: str):
     (tmp_path / "images").mkdir()
     with pytest.raises(UsageError, match="has no masks"):
         train(tmp_path, tmp_path / "run", model=small)
+
+
+def test_splits_are_those_of_the_training(tmp_path: Path) -> None:
+    """A folder without splits is divided as when the model was trained; a split of its own goes first."""
+    config = dataclasses.replace(SMALL, class_names=("ground", "square"))
+    prep, names = config.preprocessing, config.class_names
+    folder = draw(tmp_path / "one", 60)
+    *sets, rule = mask_training.read_sets(folder, config, None, 1, lambda _: None, (0.2, 0.1))
+    for split, wanted in zip(("train", "validation", "test"), sets, strict=True):
+        found = read_mask_split(folder, split, prep, names, None, rule)
+        assert found.names == wanted.names
+        assert (found.split, found.labels) == (split, None)
+    assert len(read_mask_split(folder, "test", prep, names)) == 60
+    other = tmp_path / "split"
+    draw(other / "train", 20, seed=9)
+    draw(other / "validation", 5, seed=6)
+    assert read_mask_split(other, "test", prep, names, 3, rule).split == "validation"
+    assert len(read_mask_split(other, "test", prep, names, 3, rule)) == 3
