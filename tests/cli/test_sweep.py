@@ -23,6 +23,7 @@ from capsedge.datasets.mask_folders import read_mask_split
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.models.checkpoint import save_checkpoint
 from capsedge.models.find import find_model
+from capsedge.models.training.evaluate import predict_all
 from capsedge.optimization import sweep as sweeps
 from capsedge.optimization.sweep import Point
 from capsedge.optimization.sweep_candidates import (
@@ -52,12 +53,16 @@ def _run(*arguments: object) -> tuple[int, str, str]:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    save_checkpoint(network("dynamic"), tmp_path / "m.safetensors")
+    """A network, and images with the classes that it sees in them: it is better than chance."""
+    model = network("dynamic")
+    save_checkpoint(model, tmp_path / "m.safetensors")
     rng = np.random.default_rng(0)
     (tmp_path / "data").mkdir()
     for name in ("train", "test"):
         images = rng.integers(0, 256, (40, 10, 10), dtype=np.uint8)
-        np.savez(tmp_path / "data" / f"{name}.npz", images=images, labels=np.arange(40) % 3)
+        read = ImageSet(name, images[..., None], preprocessing=model.config.preprocessing)
+        labels = predict_all(model, read).numpy().argmax(axis=1)
+        np.savez(tmp_path / "data" / f"{name}.npz", images=images, labels=labels)
     return tmp_path
 
 
