@@ -34,7 +34,7 @@ from capsedge.calibration.quantization_report import (
 from capsedge.calibration.quantize_options import QuantizeOptions
 from capsedge.calibration.ranges import CalibrationTable
 from capsedge.datasets import ImageSet, read_images
-from capsedge.datasets.mask_folders import has_masks, read_masks
+from capsedge.datasets.mask_folders import has_masks, read_mask_split
 from capsedge.datasets.read import as_images
 from capsedge.errors import UsageError
 from capsedge.graph.target_runtimes import TARGETS as RUNTIMES
@@ -129,8 +129,9 @@ def split(
 
 def _read(source: FloatModel, data: Path | ImageSet, split: str) -> ImageSet:
     images, roles, prep = data, source.session.roles, source.preprocessing
+    rule = None if source.metadata is None else source.metadata.training_split
     if not isinstance(images, ImageSet) and roles.segmentation and prep and has_masks(images):
-        return read_masks(images, split, prep, roles.mask_classes)
+        return read_mask_split(images, split, prep, roles.mask_classes, None, rule)
     if not isinstance(images, ImageSet):
         classes = not source.session.roles.values
         images = read_images(
@@ -139,7 +140,7 @@ def _read(source: FloatModel, data: Path | ImageSet, split: str) -> ImageSet:
             split,
             inputs=source.inputs,
             classes=classes,
-            rule=None if source.metadata is None else source.metadata.training_split,
+            rule=rule,
             named=() if source.metadata is None else source.metadata.class_names,
         )
     missing = [name for name in list(source.inputs)[1:] if name not in images.others]

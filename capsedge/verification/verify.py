@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from capsedge.datasets import ImageSet
-from capsedge.datasets.mask_folders import has_masks, read_masks
+from capsedge.datasets.mask_folders import has_masks, read_mask_split
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.graph.random_nodes import refuse_random
 from capsedge.metrics import Decisions, check_above_chance
@@ -563,7 +563,7 @@ def _samples(
         rule = session.metadata.training_split
     named = session.metadata.class_names if session.metadata is not None else ()
     if session.roles.segmentation and prep is not None and has_masks(Path(data)):
-        return read_masks(Path(data), "test", prep, session.roles.mask_classes, limit)
+        return read_mask_split(Path(data), "test", prep, session.roles.mask_classes, limit, rule)
     samples = load_samples(data, prep, limit, inputs, not session.roles.values, rule, named)
     if samples.preprocessing is None and samples.images.shape[1:] != shape:
         raise UsageError(

@@ -7,10 +7,14 @@ import json
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from PIL import Image
 
+from capsedge import Preprocessing
+from capsedge.calibration.float_model import FloatModel
+from capsedge.calibration.quantize import _read
 from capsedge.datasets import ImageSet
 from capsedge.datasets.mask_folders import read_mask_split
 from capsedge.errors import UsageError
@@ -19,7 +23,10 @@ from capsedge.models.training import mask_training
 from capsedge.models.training.recipe import Recipe
 from capsedge.models.training.run import train
 from capsedge.runtime.session.mask_files import mask_png
+from capsedge.verification.verify import _samples
 from tests.models.test_segcaps import SMALL, network
+from tests.runtime.models import segmentation_model
+from tests.runtime.test_masks import segmenter
 
 
 def draw(
@@ -140,3 +147,19 @@ def test_splits_are_those_of_the_training(tmp_path: Path) -> None:
     draw(other / "validation", 5, seed=6)
     assert read_mask_split(other, "test", prep, names, 3, rule).split == "validation"
     assert len(read_mask_split(other, "test", prep, names, 3, rule)) == 3
+
+
+def test_verify_and_quantize_take_what_was_held_out(tmp_path: Path) -> None:
+    prep, names = Preprocessing(8, 8, 1), ("ground", "square")
+    config = dataclasses.replace(SMALL, class_names=names, preprocessing=prep)
+    folder = draw(tmp_path / "one", 60)
+    *sets, rule = mask_training.read_sets(folder, config, None, 1, lambda _: None, (0.2, 0.1))
+    path = tmp_path / "m.onnx"
+    with segmenter(1, prep, class_names=names, training_split=rule) as session:
+        assert session.metadata is not None
+        held_out = _samples(folder, session, (1, 8, 8), None, None)
+        model = segmentation_model((1, 8, 8), properties=session.metadata.to_properties())
+        onnx.save(model, path)
+    assert held_out.names == sets[2].names
+    for split, wanted in (("train", sets[0]), ("test", sets[2])):
+        assert _read(FloatModel(path), folder, split).names == wanted.names

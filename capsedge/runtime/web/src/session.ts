@@ -157,7 +157,7 @@ export class Session {
       metadata.task === "regression"
         ? this.estimated(outputs)
         : metadata.task === "segmentation"
-          ? this.segmented(outputs, choice.threshold ?? CONFIDENT, size)
+          ? this.segmented(outputs, choice.threshold, size)
           : this.classified(outputs, choice);
     const seen = this.seen(prepared, found.scores, options.invert ?? false);
     const prediction: Prediction = { ...found, ...seen, input: prepared, milliseconds };
@@ -311,7 +311,7 @@ export class Session {
     };
   }
 
-  private segmented(outputs: Outputs, threshold: number, size: [number, number] | null) {
+  private segmented(outputs: Outputs, threshold: number | null, size: [number, number] | null) {
     const { roles, metadata } = this.parts;
     const found = outputs.get(roles.scores) as FloatArray;
     checkFinite(found.data, roles.scores);
@@ -319,9 +319,15 @@ export class Session {
     const named = metadata.classNames.length;
     const maps = [3, 4].includes(found.dims.length) ? mapsOf(found.dims, p) : 0;
     if (!maps || maps > UNKNOWN || (named && named !== Math.max(2, maps))) throw otherSize(found, named, "maps");
+    if (maps > 1 && threshold !== null)
+      throw new CapsedgeError(
+        "input",
+        "threshold decides whether a pixel is of a single class; here the largest score decides.",
+        "Leave it out.",
+      );
     const [channels, ...sides] = this.imageShape() as [number, number, number];
     const own = size ?? (p?.layout === "NHWC" ? [channels, sides[0]] : sides);
-    const mask = maskOf(found, p, own as [number, number], levelOf(threshold, roles.kind));
+    const mask = maskOf(found, p, own as [number, number], levelOf(threshold ?? CONFIDENT, roles.kind));
     return { ...NO_CLASSES, values: [], mask };
   }
 

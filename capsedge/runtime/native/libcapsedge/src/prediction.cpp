@@ -59,6 +59,9 @@ void Prediction::check_options(const OutputRoles& roles, PredictOptions& options
     fail_usage("The model estimates values.", "top_k and threshold choose among classes, but it has none.", "Leave them out.");
   if (roles.maps && options.top_k > 0)
     fail_usage("The model segments images.", "top_k chooses among the classes of an image, but each pixel has its own.", "Leave it out.");
+  if (roles.maps && roles.maps->maps > 1 && options.use_threshold)
+    fail_usage("The model gives each pixel one of " + std::to_string(roles.maps->maps) + " classes.",
+               "threshold decides whether a pixel is of a single class; here the largest score decides.", "Leave it out.");
   if (options.top_k > 0 || options.use_threshold) return;
   if (roles.maps) {
     options.threshold = spec::kConfident;
