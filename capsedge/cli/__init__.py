@@ -78,10 +78,10 @@ def _failed(error: BaseException) -> int:
     from capsedge.cli import _memory, _output, _process
     from capsedge.errors import CapsedgeError, EnvironmentProblem, ExitCode
 
-    if isinstance(error, OSError):
-        error = _process.problem_of(error) or error
     if not isinstance(error, CapsedgeError) and _memory.is_cause(error):
         error = EnvironmentProblem(*_memory.EXPLANATION)
+    elif isinstance(error, (OSError, ImportError)):
+        error = _process.problem_of(error) or error
     if not isinstance(error, CapsedgeError):
         _output.report_bug(error)
         return int(ExitCode.BUG)

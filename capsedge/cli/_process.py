@@ -81,8 +81,11 @@ def silence() -> None:
     os.close(nowhere)
 
 
-def problem_of(error: OSError) -> CapsedgeError | None:
-    """Turn a system error of standard output or of a path into a readable one; None for a bug."""
+def problem_of(error: OSError | ImportError) -> CapsedgeError | None:
+    """Turn an error of standard output, of a path or of a package that does not load into a readable one;
+    None for a bug."""
+    if isinstance(error, ImportError):
+        return _broken_package(error)
     why = f"{error.strerror or error}."
     if error.errno in _UNWRITABLE:
         return EnvironmentProblem(
@@ -93,6 +96,21 @@ def problem_of(error: OSError) -> CapsedgeError | None:
     if error.errno in _NO_ROOM and error.filename is not None:
         return UsageError(f"{os.fsdecode(error.filename)} cannot be used.", why, "Check the path.")
     return None
+
+
+def _broken_package(error: ImportError) -> CapsedgeError | None:
+    """The error for an installed package whose compiled part does not load; None if it is something else."""
+    parts = Path(error.path or "").parts
+    places = [k for k, part in enumerate(parts[:-1]) if part in ("site-packages", "dist-packages")]
+    if not places or not parts[-1].endswith((".so", ".pyd")):
+        return None
+    package = parts[places[-1] + 1].partition(".")[0]
+    return EnvironmentProblem(
+        f"The package {package} is installed, but cannot be loaded.",
+        f"{str(error).rstrip('.')}.",
+        f"Install it again, as with `pip install --force-reinstall {package}`; `capsedge doctor` shows "
+        "what else is missing.",
+    )
 
 
 # --- Signals: the command cleans up and exits with 128 plus the signal's number ---
