@@ -153,7 +153,7 @@ def placed(images: Tensor) -> Tensor:
 def train(entrant: Entrant, data: ImageSet, epochs: int, seed: int) -> float:
     """Train with one-cycle Adam on moved digits; returns the seconds it took."""
     config = get_config("digits-dynamic")
-    steps = len(data) // BATCH
+    steps = max(1, len(data) // BATCH)
     optimizer = torch.optim.Adam(entrant.network.parameters(), 3e-3)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, steps * epochs)
     rng = torch.Generator().manual_seed(seed)
