@@ -21,6 +21,8 @@ PAGE := capsedge/deploy/site/index.html
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
+# The other systems that types are checked for, each with a cache of its own, which stays valid.
+TYPES := $(foreach system,win32 darwin,"--platform $(system) --cache-dir .mypy_cache/$(system)")
 .PHONY: help demo test test-all test-slow test-nvidia test-ray test-gpu test-gpu-code test-cuda-provider bench-serve runtimes web test-web wheels wheels-all cuda-wheel test-wheel test-windows-build test-wine test-release test-arm docs conformance fuzz mutants native-builds cuda lint format clean
 
 help: ## Show this list
@@ -43,9 +45,7 @@ demo: $(DEMO) ## Export and verify the default model, classify the sample images
 lint: $(READY) ## Check style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy -p capsedge -p benchmarks -p tools
-	$(BIN)/mypy -p capsedge --platform win32 --cache-dir .mypy_cache/win32
-	$(BIN)/mypy -p capsedge --platform darwin --cache-dir .mypy_cache/darwin
+	printf '%s\n' '-p benchmarks -p tools' $(TYPES) | xargs -P 2 -L 1 $(BIN)/mypy -p capsedge
 	$(BIN)/lint-imports
 
 test: lint ## Run the fast tests, in minutes; FOLDER=graph runs those of tests/graph
