@@ -287,6 +287,22 @@ def opset_of(model: onnx.ModelProto) -> int:
     return next(int(e.version) for e in model.opset_import if e.domain in ("", "ai.onnx"))
 
 
+def check_operators(model: onnx.ModelProto) -> list[str]:
+    """The errors in a model's capsule operators: unknown types, missing attributes."""
+    problems = []
+    for node in operator_nodes(model):
+        spec = OPERATORS.get(operator_of(node.op_type))
+        if spec is None:
+            problems.append(f"unknown operator {node.op_type}")
+        elif set(attributes_of(node)) != set(spec.attribute_names):
+            problems.append(
+                f"{node.op_type} '{node.name}': attributes {sorted(attributes_of(node))}"
+            )
+        elif not spec.takes(len(node.input)) or not all(node.input):
+            problems.append(f"{node.op_type} '{node.name}': {len(node.input)} inputs")
+    return problems
+
+
 # --- Shapes and types of tensors ---
 
 

@@ -9,7 +9,6 @@ import onnx
 
 from capsedge.errors import CapsedgeError, ParityError, UnsupportedModelError
 from capsedge.graph import Rewrites
-from capsedge.graph.check_operators import check_operators
 from capsedge.graph.cleanup import (
     fold_fills,
     remove_dead_nodes,
@@ -24,6 +23,7 @@ from capsedge.graph.fusion.optimize_graph import optimize_model
 from capsedge.graph.ir import (
     Graph,
     UnknownShapeError,
+    check_operators,
     copy_of,
     detach_functions,
     inferred,
