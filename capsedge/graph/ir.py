@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from capsedge.graph.bodies import Shape
-from capsedge.spec.operators import DOMAIN, operator_of
+from capsedge.spec.operators import DOMAIN, OPERATORS, operator_of
 
 Reads = Callable[[onnx.NodeProto], Iterable[str]]
 

@@ -58,7 +58,7 @@ def test_file_holds_operators_with_bodies(exported: Exports, family: str) -> Non
     assert len(bodies) == len(set(bodies))
     assert {(n.domain, n.op_type) for n in nodes} == set(bodies)
     assert not any(item.overload for item in (*model.graph.node, *model.functions))
-    assert all(check_operators(model) == [] for _ in nodes)
+    assert all(ir.check_operators(model) == [] for _ in nodes)
     assert not any("/" in p.value for n in model.graph.node for p in n.metadata_props)
     source = network(family)
     scores, poses, _ = source(torch.from_numpy(IMAGES))
