@@ -24,7 +24,7 @@ def test_every_network_takes_its_example(name: str) -> None:
         assert torch.isfinite(each).all()
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_every_step_is_timed(tmp_path: Path) -> None:
     row = {step: seconds("capsnet", step, tmp_path) for step in (PEER, EXPORT, OPTIMIZE, VERIFY)}

@@ -78,7 +78,7 @@ def test_cifar_batches_that_are_refused(tmp_path: Path) -> None:
     assert not failed
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_cifar_batch_with_a_wrong_byte(tmp_path: Path) -> None:
     """Every byte around the pixels: a batch, or an error in words."""
     rows = np.zeros((1, 3072), np.uint8)

@@ -82,7 +82,13 @@ def run_worker(version: str, made: Path) -> dict[str, Any]:
 
 @pytest.mark.thorough
 @pytest.mark.runtimes
-@pytest.mark.parametrize("version", [*TESTED_VERSIONS, INSTALLED])
+@pytest.mark.parametrize(
+    "version",
+    [
+        TESTED_VERSIONS[0], INSTALLED,
+        *(pytest.param(v, marks=pytest.mark.slow) for v in TESTED_VERSIONS[1:]),
+    ],
+)  # fmt: skip
 def test_every_file_gives_the_same_answer(made: Path, version: str) -> None:
     report = run_worker(version, made)
     answers = report["answers"]
