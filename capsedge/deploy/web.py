@@ -162,8 +162,8 @@ def _of_zoo(
 
     checkpoint = zoo.zoo_checkpoint(name)
     model, checksum = load_checkpoint(checkpoint), sha256(checkpoint)
-    extra = EXTRA_OUTPUTS if model.decoder is not None else EXTRA_OUTPUTS[1:]
-    extra = () if segments else extra
+    shown = EXTRA_OUTPUTS if model.decoder is not None else EXTRA_OUTPUTS[1:]
+    extra = () if segments else shown
     with temporary_folder() as folder:
         for count in iterations or range(1, model.config.iterations + 1):
             path = folder / f"{name}.onnx"

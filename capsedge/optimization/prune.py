@@ -357,10 +357,7 @@ def _losses(model: CapsuleModel, data: ImageSet, recipe: Recipe) -> Iterator[Cal
     targets = torch.as_tensor(targets_of(data))
     for start in range(0, len(data), 64):
         index = np.arange(start, min(start + 64, len(data)))
-        images, wanted = (
-            to_input(data.images[index], model.config),
-            targets[torch.from_numpy(index)],
-        )
+        images, wanted = to_input(data.images[index], model.config), targets[index]
         if data.masks is not None:
             yield partial(mask_loss, model, images, wanted, plain, generator)
         else:

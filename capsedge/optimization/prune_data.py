@@ -17,8 +17,8 @@ from capsedge.errors import UsageError
 from capsedge.metrics import check_above_chance
 from capsedge.models import CapsuleModel
 from capsedge.models.training.evaluate import predict_all
-from capsedge.models.training.mask_training import masks_of
-from capsedge.runtime.session.mask_overlap import MaskOverlap, check_above_constant
+from capsedge.models.training.mask_training import masks_of, overlap_between
+from capsedge.runtime.session.mask_overlap import check_above_constant
 from capsedge.runtime.session.predictions import DEFAULT_THRESHOLD
 from capsedge.spec.vocabularies import SEGMENTATION
 
@@ -159,8 +159,7 @@ class Evaluator:
         """Refuse a parent no better than chance; returns warnings if the images are too few."""
         labels, source = self._data.labels, self._data.source
         if self._data.masks is not None:
-            overlap = MaskOverlap(self._config.class_names, self._config.classes == 2)
-            overlap.update(self._data.masks, self._expected)
+            overlap = overlap_between(self._config, self._data.masks, self._expected)
             check_above_constant(overlap, "the checkpoint", source)
             return []
         if self._multi_label or labels is None:

@@ -14,10 +14,8 @@ from capsedge.models.attention_capsules import AttentionCapsules
 from capsedge.models.capsnet import CapsNet
 from capsedge.models.configs import ResNet
 from capsedge.models.layers import Padded
-from capsedge.models.segcaps import SegCaps
 from capsedge.models.stems import FractionalMaxPool
 from capsedge.optimization.prune_groups import groups, keep_units
-from capsedge.optimization.prune_segcaps import is_silent
 from capsedge.optimization.prune_units import Group, Kept, Slice
 
 _TOLERANCE = 1e-9  # tolerance in FP64 for sums in another order
@@ -72,8 +70,8 @@ def _silent(model: CapsuleModel, group: Group, state: State) -> Tensor:
         if isinstance(model, CapsNet) and group.written:
             silent |= _zero(group.written, group.units, state)
         return silent
-    if isinstance(model, SegCaps) and not group.name.endswith(" channels"):
-        return _zero(group.written, group.units, state) if is_silent(model, group) else none
+    if group.silent:
+        return _zero(group.written, group.units, state)
     modules = _after(model, group)
     if modules is None:
         return none

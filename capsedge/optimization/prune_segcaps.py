@@ -66,6 +66,7 @@ def _types(model: SegCaps, place: _Position) -> Group:
         (),
         _shrink([place], types=True),
         divided=(weight,),
+        silent=layer.iterations == 1,  # its parents share every vote equally
     )
 
 
@@ -85,7 +86,7 @@ def _elements(model: SegCaps, tied: Sequence[_Position], stem: tuple[Slice, ...]
         read.append(Slice(f"{name}.votes.weight", _sides(layer)[1]))
     return Group(
         f"{' and '.join(names)} elements", units, tuple(written), tuple(read),
-        _shrink(tied, stem=bool(stem)), _ELEMENTS,
+        _shrink(tied, stem=bool(stem)), _ELEMENTS, silent=not stem,
     )  # fmt: skip
 
 
@@ -107,14 +108,3 @@ def _shrink(places: Sequence[_Position], *, types: bool = False, stem: bool = Fa
         return config.replace(**ways, stem=convolutions)
 
     return shrink
-
-
-def is_silent(model: SegCaps, group: Group) -> bool:
-    """Whether a unit of a group has no effect if all weights that compute it are zero: an element of poses,
-    or a type of a layer whose parents share every vote equally."""
-    name, _, what = group.name.rpartition(" " if group.name.endswith(" elements") else ".")
-    if what == "elements":
-        return not name.startswith(STEM)
-    layer = model.get_submodule(name)
-    assert isinstance(layer, MapCapsules)
-    return layer.iterations == 1

@@ -45,6 +45,7 @@ class Group:
         shrink: makes the configuration with only the units at given indices.
         step: number of units best removed at once, to match the kernels' vectors.
         divided: tensors whose values the layer divides by the number of units.
+        silent: whether a unit has no effect if all weights that compute it are zero.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Group:
     shrink: Callable[[ModelConfig, tuple[int, ...]], ModelConfig]
     step: int = 1
     divided: tuple[str, ...] = ()
+    silent: bool = False
 
     @property
     def tensors(self) -> tuple[Slice, ...]:

@@ -15,9 +15,6 @@ from hashlib import sha256 as digest_of
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from capsedge.calibration.collect import check_calibration
 from capsedge.datasets import ImageSet, read_images
 from capsedge.datasets.mask_folders import read_mask_split
@@ -52,8 +49,7 @@ from capsedge.runtime.result_summary import (
     save_figure,
 )
 from capsedge.runtime.runtime_options import RuntimeOptions
-from capsedge.runtime.session.mask_overlap import MaskOverlap
-from capsedge.runtime.session.session import Session
+from capsedge.runtime.session.mask_overlap import overlap_of_session
 from capsedge.spec.vocabularies import SEGMENTATION
 
 if TYPE_CHECKING:
@@ -431,7 +427,7 @@ def _tested(point: Point, folder: Path, images: ImageSet, progress: Progress) ->
     progress(f"test images: {point.kind}")
     with load(folder / point.file) as session:
         if images.masks is not None:
-            found = _overlap(session, images.masks, images)
+            found = overlap_of_session(session, images.inputs(), images.masks)
             return replace(point, test_accuracy=found.mean_dice, test_iou=found.mean_iou)
         assert images.labels is not None  # like the training images, they have labels
         right = total = 0
@@ -442,17 +438,6 @@ def _tested(point: Point, folder: Path, images: ImageSet, progress: Progress) ->
             right += int((outputs[scores].argmax(1) == labels).sum())
             total += len(batch)
     return replace(point, test_accuracy=right / total)
-
-
-def _overlap(session: Session, masks: NDArray[np.uint8], images: ImageSet) -> MaskOverlap:
-    """How well a segmentation's masks overlap with those of the data ``[N, H, W]``."""
-    found = MaskOverlap(session.roles.mask_classes, session.roles.one_map)
-    scores = session.roles.scores
-    assert scores is not None  # a segmentation has scores
-    for _, outputs in session.run_batches(images.inputs(), [scores]):
-        made = session.roles.input_masks(outputs)
-        found.update(masks[found.images :][: len(made)], made)
-    return found
 
 
 # --- The picture: accuracy or Dice against time, with the Pareto front ---

@@ -12,8 +12,7 @@ from capsedge.spec.vocabularies import ZOO_ROUTINGS as ROUTINGS
 
 DIGITS = (*(f"digits-{routing}" for routing in ROUTINGS), "digits-overlap", "digits-small")
 MODELS = (*DIGITS, "digits-clutter", "photos")
-INT8 = ("digits-clutter-int8",)  # INT8 files of models whose own file is in FP32
-FILES = (*MODELS, *INT8)
+FILES = (*MODELS, "digits-clutter-int8")  # all but one model have one file
 DEFAULT = MODELS[0]
 _LOOKED_AT = 100  # files of a folder in which a checkpoint is looked for
 _HERE = Path(__file__).parents[1] / "zoo"

@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import capsedge
-from capsedge.datasets import ImageSet
 from capsedge.datasets.mask_folders import read_masks
 from capsedge.models.checkpoint import load_checkpoint
 from capsedge.models.training.mask_training import overlap_of
 from capsedge.runtime.files.writing import sha256, write_text
-from capsedge.runtime.session.mask_overlap import MaskOverlap
+from capsedge.runtime.session.mask_overlap import overlap_of_session
 from capsedge.runtime.zoo import zoo_checkpoint, zoo_model
 from tools.zoo.runs import facts, indented, is_in, recipe, training, write_checkpoint
 
@@ -60,7 +59,10 @@ def write(name: str, runs: Path, data: Path) -> None:
     model = load_checkpoint(target)
     prep, names = model.config.preprocessing, model.config.class_names
     test = read_masks(data, "test", prep, names)
-    in_fp32, in_int8 = overlap_of(model, test), overlap_of_file(f"{name}-int8", test)
+    in_fp32 = overlap_of(model, test)
+    assert test.masks is not None  # `read_masks` has them
+    with capsedge.load(f"{name}-int8") as session:
+        in_int8 = overlap_of_session(session, test.inputs(), test.masks)
     made, last = recipe(source), training(source)["last"]
     command = [
         f"capsedge train --model {name} --data data/clutter --epochs {made['epochs']}",
@@ -82,17 +84,6 @@ def write(name: str, runs: Path, data: Path) -> None:
     )
     write_text(target.with_suffix(".md"), card)
     print(name, in_fp32.mean_dice, in_int8.mean_dice, target.stat().st_size)
-
-
-def overlap_of_file(name: str, test: ImageSet) -> MaskOverlap:
-    """The overlap of the masks of one of the package's ONNX files with those of a set."""
-    assert test.masks is not None  # `read_masks` has them
-    with capsedge.load(name) as session:
-        overlap = MaskOverlap.of(session)
-        assert overlap is not None
-        found = (prediction.mask for prediction in session.predict(list(test.images)))
-        overlap.update(test.masks, [mask for mask in found if mask is not None])
-        return overlap
 
 
 def export(name: str, data: Path) -> None:

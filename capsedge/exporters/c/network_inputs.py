@@ -79,7 +79,7 @@ def check_types(model: onnx.ModelProto) -> None:
     Raises:
         UnsupportedModelError: they do, or there are none or too many.
     """
-    found = _input_values(model)
+    found = input_values(model)
     if not 1 <= len(found) <= limits.C_INPUTS:
         raise UnsupportedModelError(
             _WHAT,
@@ -104,7 +104,7 @@ def inputs_of(model: onnx.ModelProto) -> tuple[CInput, ...]:
     Raises:
         UnsupportedModelError: their batches differ, or two of them would have one name.
     """
-    found = _input_values(model)
+    found = input_values(model)
     inputs = tuple(
         CInput(
             i.name,
@@ -125,7 +125,7 @@ def inputs_of(model: onnx.ModelProto) -> tuple[CInput, ...]:
     return inputs
 
 
-def _input_values(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
+def input_values(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
     """The inputs that a caller passes: those without a stored value."""
     stored = {t.name for t in model.graph.initializer}
     return [i for i in model.graph.input if i.name not in stored]

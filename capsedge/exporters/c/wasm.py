@@ -15,7 +15,7 @@ import onnx
 
 from capsedge.errors import EnvironmentProblem, UnsupportedModelError
 from capsedge.exporters.c import folder, naming, toolchain
-from capsedge.exporters.c.network_inputs import CInput, is_plain, listed
+from capsedge.exporters.c.network_inputs import CInput, input_values, is_plain, listed
 from capsedge.exporters.c.program import C_TYPES, Constants
 from capsedge.exporters.c.source import Library, header, source
 from capsedge.exporters.c.write_c import read_library
@@ -207,7 +207,6 @@ def _scores(library: Library, metadata: ModelMetadata | None) -> dict[str, str] 
 def _file(data: bytes) -> dict[str, Any]:
     """The information that the npm package reads from an ONNX file, in the form of `compiled.ts`."""
     model = onnx.load_model_from_string(data)
-    stored = {tensor.name for tensor in model.graph.initializer}
     nodes = [*model.graph.node, *(node for each in model.functions for node in each.node)]
     ours = {node.op_type for node in nodes if node.domain == DOMAIN}
     return {
@@ -215,7 +214,7 @@ def _file(data: bytes) -> dict[str, Any]:
         "producer_version": model.producer_version,
         "nodes": len(nodes),
         "operators": sorted(ours),
-        "input": next(each.name for each in model.graph.input if each.name not in stored),
+        "input": input_values(model)[0].name,
         "properties": {
             each.key: each.value for each in model.metadata_props if each.key.startswith(PREFIX)
         },

@@ -219,11 +219,8 @@ def _check_types(model: onnx.ModelProto) -> None:
 def _fixed(model: onnx.ModelProto, batch: int | None) -> onnx.ModelProto:
     """A copy in which every input dimension is a number."""
     copy = ir.copy_of(model)
-    stored = {t.name for t in copy.graph.initializer}
-    for value in copy.graph.input:
+    for value in network_inputs.input_values(copy):
         dims = value.type.tensor_type.shape.dim
-        if value.name in stored:
-            continue
         if not len(dims):
             raise UnsupportedModelError(
                 "The file cannot be written as C.",

@@ -174,8 +174,15 @@ def masks_of(model: CapsuleModel, data: ImageSet) -> NDArray[np.uint8]:
 def overlap_of(model: CapsuleModel, data: ImageSet) -> MaskOverlap:
     """The overlap of a network's masks with those of a set."""
     assert data.masks is not None  # `read_masks` has them
-    overlap = MaskOverlap(model.config.class_names, background=model.config.classes == 2)
-    overlap.update(data.masks, masks_of(model, data))
+    return overlap_between(model.config, data.masks, masks_of(model, data))
+
+
+def overlap_between(
+    config: ModelConfig, reference: NDArray[np.uint8], found: NDArray[np.uint8]
+) -> MaskOverlap:
+    """The overlap of two sets of masks ``[N, H, W]`` of a network's classes."""
+    overlap = MaskOverlap(config.class_names, background=config.classes == 2)
+    overlap.update(reference, found)
     return overlap
 
 

@@ -119,6 +119,25 @@ class MaskOverlap:
         }
 
 
+def overlap_of_session(
+    session: Session, inputs: Iterable[NDArray[np.float32]], masks: NDArray[np.uint8]
+) -> MaskOverlap:
+    """How well the masks of a model overlap with the known ones.
+
+    Args:
+        session: a segmentation.
+        inputs: prepared images.
+        masks: theirs ``[N, H, W]``, in the size of the input.
+    """
+    overlap, scores = MaskOverlap.of(session), session.roles.scores
+    assert overlap is not None
+    assert scores is not None
+    for _, outputs in session.run_batches(inputs, [scores]):
+        made = session.roles.input_masks(outputs)
+        overlap.update(masks[overlap.images :][: len(made)], made)
+    return overlap
+
+
 def check_above_constant(overlap: MaskOverlap, model: str, source: str) -> None:
     """Refuse masks that overlap no better with those of the data than one class everywhere.
 

@@ -1,6 +1,7 @@
 /* Classify images in C:  classify [--gpu] MODEL IMAGE...
  * Prints one line per image: its name, its classes with their scores and the first values of their poses; the values and
- * units of a model for regression; of a segmentation, the share of each class; that there is nothing to see in a blank image, where the model has a criterion for that. */
+ * units of a model for regression; of a segmentation, the share of each class; that there is nothing to see in a blank
+ * image, where the model has a criterion for that. */
 #include <stdio.h>
 #include <string.h>
 
