@@ -159,7 +159,9 @@ def follow(
             yield PredictedFrame(None, image, None, error)
             continue
         with pace.timed("network"):
-            prediction = model.predict(prepared[None], top_k, threshold, prepared=True)[0]
+            (prediction,) = model.predict(
+                prepared[None], top_k, threshold, prepared=True, sizes=[frame.pixels.shape[:2]]
+            )
         if invert:  # prepared floats do not show it
             prediction = replace(prediction, hint=KEEP if prediction.hint else "")
         pace.frames += 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeAlias
@@ -106,6 +106,10 @@ def _pictures(folder: Path) -> Iterator[FrameOutput]:
     yield _Pictures(folder)
 
 
+class _NoFrames(Exception):
+    """There is nothing to make a video of."""
+
+
 class _Video:
     """Encodes frames as H.264; all have the size of the first, and the time that they are shown."""
 
@@ -139,8 +143,14 @@ class _Video:
         self._container.mux(self._stream.encode(fitted))
 
     def finish(self) -> None:
-        if self._stream is not None:
-            self._container.mux(self._stream.encode())
+        """Encode what is left.
+
+        Raises:
+            _NoFrames: no frame was written.
+        """
+        if self._stream is None:
+            raise _NoFrames
+        self._container.mux(self._stream.encode())
 
 
 @contextmanager
@@ -155,7 +165,11 @@ def _video(path: Path, container: str, rate: Rate) -> Iterator[FrameOutput]:
             f"This FFmpeg has none of the encoders {', '.join(_ENCODERS)}.",
             "Install PyAV's own wheel: pip install --force-reinstall av, or write to a folder.",
         )
-    with atomic_writer(path) as file, av.open(file, "w", format=container) as opened:
+    with (
+        suppress(_NoFrames),  # an older file stays as it was
+        atomic_writer(path) as file,
+        av.open(file, "w", format=container) as opened,
+    ):
         video = _Video(opened, encoder, rate)
         yield video
         video.finish()

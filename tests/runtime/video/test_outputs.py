@@ -131,6 +131,16 @@ def test_a_failure_keeps_the_older_file(name: str, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.parametrize("older", [b"older", None])
+def test_without_a_frame_there_is_no_video(older: bytes | None, tmp_path: Path) -> None:
+    """As when a camera is interrupted before its first one."""
+    path = tmp_path / "a.mp4"
+    if older is not None:
+        path.write_bytes(older)
+    write(path, [])
+    assert [each.read_bytes() for each in tmp_path.iterdir()] == ([] if older is None else [older])
+
+
 def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="cannot be made of a folder"):
         check_times(Path("a.mp4"), timed=False)
