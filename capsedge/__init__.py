@@ -58,9 +58,7 @@ if TYPE_CHECKING:
     from capsedge.runtime.session.routing_trace import Trace, TracedLayer
     from capsedge.runtime.session.session import Session
     from capsedge.runtime.user_metadata import Description
-    from capsedge.runtime.video.camera import Camera
-    from capsedge.runtime.video.file import VideoFile
-    from capsedge.runtime.video.watching import WatchedFolder
+    from capsedge.runtime.video.frame_sources import Camera, VideoFile, WatchedFolder
     from capsedge.serving.serve import serve
     from capsedge.verification.certificate import Certificate
     from capsedge.verification.verify import verify
@@ -79,9 +77,9 @@ _HOMES = {
     "Prediction": "capsedge.runtime.session.predictions",
     "Trace": "capsedge.runtime.session.routing_trace",
     "TracedLayer": "capsedge.runtime.session.routing_trace",
-    "VideoFile": "capsedge.runtime.video.file",
-    "Camera": "capsedge.runtime.video.camera",
-    "WatchedFolder": "capsedge.runtime.video.watching",
+    "VideoFile": "capsedge.runtime.video.frame_sources",
+    "Camera": "capsedge.runtime.video.frame_sources",
+    "WatchedFolder": "capsedge.runtime.video.frame_sources",
     "batch": "capsedge.batch_inference.batch",
     "BatchReport": "capsedge.batch_inference.batch",
     "profile": "capsedge.runtime.profiling.profile",

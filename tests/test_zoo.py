@@ -27,7 +27,7 @@ from capsedge.optimization.prune_criteria import multiply_adds
 from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.metadata.metadata import Preprocessing
 from capsedge.runtime.metadata.origin import pruned_of
-from capsedge.runtime.session.mask_overlap import MaskOverlap
+from capsedge.runtime.session.masks import MaskOverlap
 from capsedge.runtime.zoo import FILES, MODELS, ROUTINGS, zoo_checkpoint, zoo_model
 from capsedge.spec.fields import CONFIDENT
 from capsedge.spec.vocabularies import SEGMENTATION

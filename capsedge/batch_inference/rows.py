@@ -19,7 +19,7 @@ from capsedge.runtime.files.text import printable
 from capsedge.runtime.images.inputs import ImageReader, Size
 from capsedge.runtime.images.preprocessing import sized
 from capsedge.runtime.metadata.metadata import Preprocessing
-from capsedge.runtime.session.mask_files import mask_png
+from capsedge.runtime.session.masks import mask_png
 from capsedge.runtime.session.predictions import Prediction
 from capsedge.runtime.session.session import Session
 from capsedge.spec.vocabularies import REGRESSION

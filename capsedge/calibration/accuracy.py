@@ -27,7 +27,7 @@ from capsedge.runtime.profiling.timing import summarize
 from capsedge.runtime.profiling.worker import RunLimits, take_times
 from capsedge.runtime.progress import Progress, silent
 from capsedge.runtime.score_checks import check_computed
-from capsedge.runtime.session.mask_overlap import MaskOverlap, OverlapDocument
+from capsedge.runtime.session.masks import MaskOverlap, OverlapDocument
 from capsedge.runtime.session.predictions import DEFAULT_THRESHOLD
 from capsedge.runtime.session.session import Session
 from capsedge.spec import limits

@@ -17,10 +17,10 @@ import onnx
 from capsedge.calibration import accuracy as evaluate
 from capsedge.calibration import collect, fp16, int8_cpu, int8_qdq
 from capsedge.calibration.accuracy import Criterion, CriterionOutputs, Outcome
-from capsedge.calibration.layer_graph import LayerGraph
 from capsedge.calibration.quantizable_layers import (
     LEAST_ELEMENTS,
     KeptNode,
+    LayerGraph,
     QuantizableLayer,
     calibrated_tensors,
     find_layers,

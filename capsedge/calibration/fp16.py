@@ -8,8 +8,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from capsedge.calibration.layer_graph import LayerGraph, replace_graph
-from capsedge.calibration.quantizable_layers import KeptNode, is_sum
+from capsedge.calibration.quantizable_layers import KeptNode, LayerGraph, is_sum, replace_graph
 from capsedge.graph.ir import has_inner_graphs, initializer, opset_of, values_of
 from capsedge.spec.operators import DOMAIN
 

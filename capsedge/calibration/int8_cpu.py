@@ -14,8 +14,12 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from capsedge.calibration import quantizable_layers
-from capsedge.calibration.layer_graph import LayerGraph, replace_graph
-from capsedge.calibration.quantizable_layers import QuantizableLayer, weight_input
+from capsedge.calibration.quantizable_layers import (
+    LayerGraph,
+    QuantizableLayer,
+    replace_graph,
+    weight_input,
+)
 from capsedge.calibration.ranges import CalibrationTable
 from capsedge.graph.ir import attributes_of, initializer, replace
 from capsedge.spec.operators import DOMAIN, OPERATORS

@@ -12,8 +12,12 @@ import onnx
 from onnx import helper
 
 from capsedge.calibration import quantizable_layers
-from capsedge.calibration.layer_graph import LayerGraph, replace_graph
-from capsedge.calibration.quantizable_layers import KeptNode, QuantizableLayer
+from capsedge.calibration.quantizable_layers import (
+    KeptNode,
+    LayerGraph,
+    QuantizableLayer,
+    replace_graph,
+)
 from capsedge.calibration.ranges import CalibrationTable
 from capsedge.graph.ir import initializer
 

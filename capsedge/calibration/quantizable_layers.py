@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
-from capsedge.calibration.layer_graph import LayerGraph
-from capsedge.graph.ir import Graph, attributes_of, inner_graphs, values_of
+from capsedge.graph.ir import Graph, attributes_of, copy_of, inner_graphs, replace, values_of
 from capsedge.spec import limits
-from capsedge.spec.operators import DOMAIN, OPERATORS
+from capsedge.spec.operators import DOMAIN, OPERATORS, operator_of
 
 # --- Quantizable layers ---
 
@@ -271,3 +270,81 @@ def int4_tensor(name: str, values: NDArray[np.int8]) -> onnx.TensorProto:
     tensor = TensorProto(name=name, data_type=TensorProto.INT4, dims=values.shape)
     tensor.raw_data = packed.tobytes()
     return tensor
+
+
+class LayerGraph(Graph):
+    """The graph of a model, with capsule operators under the operator's name instead of their body's.
+
+    Attributes:
+        model: the model as given.
+    """
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        graph = model.graph
+        nodes = map(_without_body, graph.node)
+        super().__init__(nodes, (o.name for o in graph.output), graph.initializer)
+        self.model = model
+
+    def relu_after(self, node: onnx.NodeProto) -> onnx.NodeProto | None:
+        """The ReLU that is the only user of a node's output."""
+        users = self.users(node.output[0])
+        if len(users) == 1 and users[0].op_type == "Relu" and node.output[0] not in self.outputs:
+            return users[0]
+        return None
+
+    def result(self, node: onnx.NodeProto) -> str:
+        """The tensor that leaves a convolution: after its ReLU, if it has one."""
+        relu = self.relu_after(node)
+        return str(relu.output[0] if relu is not None else node.output[0])
+
+    @property
+    def fused(self) -> bool:
+        """Whether the model uses the operators of the domain ``capsedge``."""
+        return any(n.domain == DOMAIN for n in self.nodes)
+
+
+def _without_body(node: onnx.NodeProto) -> onnx.NodeProto:
+    """A node that names its operator, not a function body."""
+    if node.domain != DOMAIN:
+        return node
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    copy.op_type, copy.overload = operator_of(node.op_type), ""
+    return copy
+
+
+def replace_graph(
+    model: onnx.ModelProto,
+    nodes: Iterable[onnx.NodeProto],
+    more: Mapping[str, onnx.TensorProto],
+    like: Mapping[str, tuple[str, int]],
+) -> onnx.ModelProto:
+    """A copy with new nodes and additional initializers, without unused parts.
+
+    Its functions of the domain ``capsedge`` are dropped, since they belong to the old shapes and types.
+
+    Args:
+        nodes: nodes from a ``LayerGraph`` of the model, or new ones.
+        like: for each new tensor, the old tensor with the same shape, and its own element type.
+    """
+    copy = copy_of(model)
+    replace(copy.graph.node, nodes)
+    replace(copy.functions, [f for f in copy.functions if f.domain != DOMAIN])
+    new = Graph.of(copy.graph)
+    used = new.needed
+    tensors = {t.name: t for t in model.graph.initializer} | dict(more)
+    replace(copy.graph.initializer, (t for name, t in tensors.items() if name in used))
+    known = values_of(model)
+    for t in model.graph.initializer:
+        known.setdefault(t.name, helper.make_tensor_value_info(t.name, t.data_type, list(t.dims)))
+    for name, (old, element) in like.items():
+        if old in known:
+            value = onnx.ValueInfoProto()
+            value.CopyFrom(known[old])
+            value.name = name
+            value.type.tensor_type.elem_type = element
+            known[name] = value
+    ends = {v.name for v in (*copy.graph.input, *copy.graph.output)}
+    inner = new.produced - ends
+    replace(copy.graph.value_info, (v for name, v in known.items() if name in inner))
+    return copy

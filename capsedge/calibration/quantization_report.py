@@ -22,7 +22,7 @@ from capsedge.runtime.files.text import format_bytes
 from capsedge.runtime.files.writing import temporary_folder
 from capsedge.runtime.onnx_file.summary import summarize
 from capsedge.runtime.result_summary import Report, Table, short, verdict
-from capsedge.runtime.session.mask_overlap import OverlapDocument
+from capsedge.runtime.session.masks import OverlapDocument
 from capsedge.spec.operators import DOMAIN, OPERATORS, operator_of
 
 # --- Executed precision, read back from ONNX Runtime's optimized graph ---

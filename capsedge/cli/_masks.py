@@ -57,7 +57,7 @@ class MaskResults:
                 written.
         """
         from capsedge.runtime.files.writing import check_apart, make_folder
-        from capsedge.runtime.session.mask_files import mask_names
+        from capsedge.runtime.session.masks import mask_names
 
         folders = dict(zip(_OPTIONS, (output, overlay), strict=True))
         if not model.sessions[0].roles.segmentation:
@@ -78,7 +78,7 @@ class MaskResults:
     def take(self, number: int, prediction: Prediction) -> Prediction:
         """Write the mask of an image, and note what is printed; the prediction without its mask."""
         from capsedge.runtime.files.writing import write_bytes
-        from capsedge.runtime.session.mask_files import mask_png, picture_png
+        from capsedge.runtime.session.masks import mask_png, picture_png
 
         mask = prediction.mask
         assert mask is not None  # the model segments images

@@ -14,13 +14,10 @@ from typing import TYPE_CHECKING, Any
 from capsedge.cli import _output, _process
 from capsedge.errors import CapsedgeError, ExitCode, UsageError
 from capsedge.runtime.runtime_options import RuntimeOptions
-from capsedge.runtime.video.camera import Camera
-from capsedge.runtime.video.drawing import texts
-from capsedge.runtime.video.file import VideoFile
 from capsedge.runtime.video.follow import Pace, PredictedFrame, follow
+from capsedge.runtime.video.frame_sources import Camera, VideoFile, WatchedFolder
 from capsedge.runtime.video.frames import camera_device
-from capsedge.runtime.video.outputs import FrameOutput, check_times, open_output
-from capsedge.runtime.video.watching import WatchedFolder
+from capsedge.runtime.video.outputs import FrameOutput, check_times, open_output, texts
 
 if TYPE_CHECKING:
     from capsedge.runtime.session.ensemble import Ensemble

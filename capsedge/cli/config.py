@@ -72,7 +72,7 @@ def _kernels(asked: bool) -> dict[str, str]:
     Raises:
         EnvironmentProblem: it is asked for, and missing.
     """
-    from capsedge.runtime.cuda_kernels import HOW_TO_GET, find_cuda_kernels
+    from capsedge.runtime.backends.native_library import HOW_TO_GET, find_cuda_kernels
 
     try:
         kernels = find_cuda_kernels()

@@ -136,7 +136,7 @@ def command(
     from capsedge.runtime.load import load
     from capsedge.runtime.session.classify import image_files
     from capsedge.viz import figure_kinds
-    from capsedge.viz.save import check_picture, save
+    from capsedge.viz.figure import check_picture, save
 
     if output is None and not as_json:
         raise UsageError("No output file was given.", "", "Add -o picture.png (or .svg, .html).")

@@ -18,9 +18,9 @@ from capsedge.options import Option, assigned
 
 def _written(folder: Path) -> list[Path]:
     """The files of a run; imported late, since models need numpy."""
-    from capsedge.models.training.run_files import files
+    from capsedge.models.training.recipe import run_files
 
-    return files(folder)
+    return run_files(folder)
 
 
 Listed = Annotated[

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from capsedge.datasets.array_files import check_bytes
 from capsedge.datasets.class_folders import read_sized
-from capsedge.datasets.division import marked, part_of
-from capsedge.datasets.image_set import ImageSet
+from capsedge.datasets.image_set import ImageSet, marked, part_of
 from capsedge.errors import UsageError
 from capsedge.runtime.files.reading import FOLDER, path_kind
 from capsedge.runtime.images.decoding import read_values

@@ -23,8 +23,7 @@ from capsedge.datasets.class_folders import (
     read_pixels,
     read_prepared,
 )
-from capsedge.datasets.division import marked, part_of
-from capsedge.datasets.image_set import ImageSet, check_finite
+from capsedge.datasets.image_set import ImageSet, check_finite, marked, part_of
 from capsedge.errors import UsageError
 from capsedge.runtime.files.formats import identify_path
 from capsedge.runtime.files.reading import FOLDER, list_folder, path_kind

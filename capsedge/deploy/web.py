@@ -1,4 +1,4 @@
-"""Deploy a folder with a page that runs capsule networks in the browser."""
+"""Deploy a folder with a page that runs capsule networks in the browser, and their WebAssembly."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
-from capsedge.deploy import compiled_models
+from capsedge.deploy import web
 from capsedge.deploy.deployment import (
     ON_DEMAND,
     DeployedFile,
@@ -20,9 +20,10 @@ from capsedge.deploy.deployment import (
     earlier_files,
     listed,
 )
-from capsedge.errors import EnvironmentProblem, UnsupportedModelError, UsageError
+from capsedge.errors import ArtefactError, EnvironmentProblem, UnsupportedModelError, UsageError
 from capsedge.exporters.export_options import ExportOptions
 from capsedge.runtime import zoo
+from capsedge.runtime.files.text import format_bytes
 from capsedge.runtime.files.writing import (
     MODEL,
     as_path,
@@ -325,7 +326,7 @@ class _PageFiles:
             if _is_of_photographs(model)
         ]
         compiled = [self.compiled[path][0] for path in photographs if path in self.compiled]
-        first = compiled_models.late_files(self.compiled, list(self.models))
+        first = web.late_files(self.compiled, list(self.models))
         return list(dict.fromkeys([*first, *photographs, *compiled]))
 
     def offered(self) -> tuple[WebModel, ...]:
@@ -348,11 +349,11 @@ class _PageFiles:
 def _compiled(
     site: Mapping[str, Path], groups: Sequence[tuple[str, Files]], note: Callable[[str], None]
 ) -> _PageFiles:
-    if compiled_models.is_available():
+    if web.can_compile():
         files = _PageFiles(groups, {}).models
-        return _PageFiles(groups, compiled_models.compile_models(files, note))
+        return _PageFiles(groups, web.compile_models(files, note))
     runtime = [path for name, path in site.items() if name.startswith(PAGE_RUNTIME)]
-    compiled_models.note_without_extra(sum(p.stat().st_size for p in runtime), note)
+    web.note_without_extra(sum(p.stat().st_size for p in runtime), note)
     return _PageFiles(groups, {})
 
 
@@ -407,3 +408,57 @@ def _manifest(
         "files": {f.path: {"bytes": f.bytes, "sha256": f.sha256} for f in files},
     }
     return json.dumps(document, indent=1).encode()
+
+
+_PACKAGES = ("ziglang", "onnx", "onnxscript")
+_PREFIX = "network"  # prefix of internal symbols
+
+
+def can_compile() -> bool:
+    """Whether models can be compiled: whether the extra ``wasm`` is installed."""
+    return all(importlib.util.find_spec(name) is not None for name in _PACKAGES)
+
+
+def compile_models(
+    models: Mapping[str, bytes], note: Callable[[str], None]
+) -> dict[str, tuple[str, bytes]]:
+    """Compile the models that can be written as C.
+
+    Args:
+        models: bytes of ONNX files that were checked, by their paths in the folder.
+        note: called for each model that cannot be compiled, with the reason.
+
+    Returns:
+        The path and bytes of each model's WebAssembly, by the model's path.
+    """
+    from capsedge.exporters.c.wasm import compile_network
+
+    compiled = {}
+    for path, data in models.items():
+        place = PurePosixPath(path)
+        try:
+            network = compile_network(data, Path(place.name), _PREFIX)
+        except (UnsupportedModelError, ArtefactError, UsageError) as error:
+            note(f"{place.stem} runs in ONNX Runtime, as it cannot be compiled: {error.why}")
+            continue
+        compiled[path] = (str(place.with_suffix(".wasm")), network.data)
+    return compiled
+
+
+def note_without_extra(runtime_bytes: int, note: Callable[[str], None]) -> None:
+    """Tell the user how much less a visitor would load with the extra."""
+    note(
+        f"a first visit loads {format_bytes(runtime_bytes)} of ONNX Runtime; with pip install "
+        "'capsedge[wasm]', models are compiled, and only files of the visitor's own need it"
+    )
+
+
+def late_files(compiled: Mapping[str, object], models: Sequence[str]) -> list[str]:
+    """Prefixes of the paths that a visitor loads on first use, besides WebGPU's.
+
+    Args:
+        compiled: the paths of the models that were compiled.
+        models: the paths of all models.
+    """
+    whole = [PAGE_RUNTIME] if models and all(path in compiled for path in models) else []
+    return [*whole, *compiled]

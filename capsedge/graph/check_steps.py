@@ -21,8 +21,8 @@ from capsedge.graph.random_nodes import refuse_random
 from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime
 from capsedge.runtime.backends.onnxruntime_session import keep_to_itself
 from capsedge.runtime.files.text import printable
-from capsedge.runtime.onnx_file.order import Cyclic, sorted_nodes
 from capsedge.runtime.onnx_file.stored_values import refuse_not_finite
+from capsedge.runtime.onnx_file.structure import Cyclic, sorted_nodes
 from capsedge.runtime.onnx_file.summary import summarize
 from capsedge.runtime.onnx_file.training_mode import refuse_training
 from capsedge.spec import limits, onnx_wire

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from capsedge.datasets import ImageSet
 from capsedge.errors import UsageError
-from capsedge.exporters.repeatability import check_repeatable
+from capsedge.exporters.user_batch import check_repeatable
 from capsedge.models import CapsuleModel
 from capsedge.models.stems import SAMPLE
 from capsedge.models.user.code import first_line, on_cpu

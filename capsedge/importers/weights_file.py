@@ -18,7 +18,6 @@ from capsedge.errors import ArtefactError, UsageError
 from capsedge.importers import keras_file
 from capsedge.importers.family import Floats, Weights
 from capsedge.importers.keras_file import BadHdf5
-from capsedge.models.unnamed_weights import unnamed_in, unnamed_only
 from capsedge.models.user.weights import (
     WRAPPERS,
     StateDict,
@@ -27,7 +26,7 @@ from capsedge.models.user.weights import (
     in_parts,
     no_weights,
 )
-from capsedge.models.weight_names import common_prefixes, without_wrappers
+from capsedge.models.weight_names import common_prefixes, unnamed_in, unnamed_only, without_wrappers
 from capsedge.runtime.files.archives import Archive, BadArchive
 from capsedge.runtime.files.formats import identify_path
 from capsedge.runtime.files.json_documents import MalformedJson

@@ -18,7 +18,7 @@ from capsedge.models import CapsuleModel, build
 from capsedge.models.base import check_work
 from capsedge.models.configs import ModelConfig, config_from_dict
 from capsedge.models.torch_file import BadPickle, read_torch, unreadable
-from capsedge.models.training.run_files import MODEL
+from capsedge.models.training.recipe import MODEL
 from capsedge.runtime.files import formats
 from capsedge.runtime.files.archives import BadArchive
 from capsedge.runtime.files.json_documents import MalformedJson, parse

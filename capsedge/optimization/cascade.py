@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from capsedge.calibration.collect import check_calibration
 from capsedge.datasets import ImageSet, read_images
-from capsedge.datasets.division import UNTRAINED
+from capsedge.datasets.image_set import UNTRAINED
 from capsedge.datasets.read import as_images
 from capsedge.errors import ParityError, UnsupportedModelError, UsageError
 from capsedge.graph.ir import opset_of

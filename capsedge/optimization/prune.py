@@ -23,8 +23,7 @@ from capsedge.models.checkpoint import load_checkpoint, save_checkpoint
 from capsedge.models.training.evaluate import to_input
 from capsedge.models.training.losses import batch_loss
 from capsedge.models.training.mask_training import mask_loss, targets_of
-from capsedge.models.training.recipe import TRAINING_KEY, Recipe, recipe_of, training_of
-from capsedge.models.training.run_files import MODEL
+from capsedge.models.training.recipe import MODEL, TRAINING_KEY, Recipe, recipe_of, training_of
 from capsedge.models.training.train import train
 from capsedge.optimization import prune_criteria
 from capsedge.optimization.prune_criteria import choose, multiply_adds, parameters

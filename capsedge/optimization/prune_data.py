@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 
 from capsedge.calibration.accuracy import Criterion, Outcome, of_masks, of_scores
 from capsedge.datasets import ImageSet, class_names, read_split
-from capsedge.datasets.division import UNTRAINED
+from capsedge.datasets.image_set import UNTRAINED
 from capsedge.datasets.mask_folders import read_mask_split
 from capsedge.errors import UsageError
 from capsedge.metrics import check_above_chance
 from capsedge.models import CapsuleModel
 from capsedge.models.training.evaluate import predict_all
 from capsedge.models.training.mask_training import masks_of, overlap_between
-from capsedge.runtime.session.mask_overlap import check_above_constant
+from capsedge.runtime.session.masks import check_above_constant
 from capsedge.runtime.session.predictions import DEFAULT_THRESHOLD
 from capsedge.spec.vocabularies import SEGMENTATION
 

@@ -49,7 +49,7 @@ from capsedge.runtime.result_summary import (
     save_figure,
 )
 from capsedge.runtime.runtime_options import RuntimeOptions
-from capsedge.runtime.session.mask_overlap import overlap_of_session
+from capsedge.runtime.session.masks import overlap_of_session
 from capsedge.spec.vocabularies import SEGMENTATION
 
 if TYPE_CHECKING:

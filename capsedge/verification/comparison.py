@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from capsedge.errors import ArtefactError
 from capsedge.metrics import Decisions, ErrorCount, RegressionErrors, has_columns
-from capsedge.runtime.session.mask_overlap import MaskOverlap
+from capsedge.runtime.session.masks import MaskOverlap
 from capsedge.runtime.session.session import Session
 from capsedge.tolerance import Tolerance, excess, nearest_ratio, undefined
-from capsedge.verification.documents import ComparisonDocument, OutputDocument
+from capsedge.verification.certificate import ComparisonDocument, OutputDocument
 from capsedge.verification.reference import Arrays
 
 Array = NDArray[Any]

@@ -21,8 +21,8 @@ from torch import nn
 
 from capsedge.errors import ArtefactError, CapsedgeError, UnsupportedModelError, UsageError
 from capsedge.exporters.flat_module import AddedScores, default_fp64, named_outputs
-from capsedge.exporters.repeatability import check_repeatable
 from capsedge.exporters.traced_routing import trace_routing
+from capsedge.exporters.user_batch import check_repeatable
 from capsedge.models import CapsuleModel, with_iterations
 from capsedge.models.user.code import on_cpu
 from capsedge.models.user.module import UserModule, UserModuleSpec, load_user_module

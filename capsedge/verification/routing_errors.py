@@ -14,7 +14,7 @@ from capsedge.runtime.backends.native_library import find_library
 from capsedge.runtime.session.session import Session
 from capsedge.spec.operators import OPERATORS
 from capsedge.tolerance import DEFAULTS, OTHER_OUTPUTS, Tolerance, excess, nearest_ratio
-from capsedge.verification.documents import CellDocument, RoutingErrorsDocument
+from capsedge.verification.certificate import CellDocument, RoutingErrorsDocument
 from capsedge.verification.reference import Reference
 from capsedge.verification.requirements import Requirements
 from capsedge.verification.routing_probe import Probe, RoutingCallValues, Site, Step, trace

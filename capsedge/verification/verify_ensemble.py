@@ -25,8 +25,13 @@ from capsedge.runtime.result_summary import Table, short
 from capsedge.runtime.runtime_options import RuntimeOptions
 from capsedge.runtime.session.ensemble import Ensemble, mean
 from capsedge.runtime.session.session import Session
-from capsedge.verification.certificate import Certificate, Verdict, accuracy_rows, flip_rows
-from capsedge.verification.documents import MemberDocument
+from capsedge.verification.certificate import (
+    Certificate,
+    MemberDocument,
+    Verdict,
+    accuracy_rows,
+    flip_rows,
+)
 from capsedge.verification.reference import Arrays
 from capsedge.verification.requirements import Requirements, drop_failures
 from capsedge.verification.verify import ReferenceRun, certify, software

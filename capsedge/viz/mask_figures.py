@@ -14,8 +14,7 @@ from capsedge.datasets import ImageSet
 from capsedge.datasets.mask_folders import read_mask_split
 from capsedge.errors import UsageError
 from capsedge.runtime.images.inputs import Images
-from capsedge.runtime.session.mask_overlap import MaskOverlap
-from capsedge.runtime.session.masks import Mask, class_areas, mask_values, overlaid
+from capsedge.runtime.session.masks import Mask, MaskOverlap, class_areas, mask_values, overlaid
 from capsedge.runtime.session.session import Session
 from capsedge.spec.fields import UNKNOWN
 from capsedge.viz.examples import best, preprocessing_of, read_examples, shown

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
-from capsedge.calibration.layer_graph import LayerGraph
-from capsedge.calibration.quantizable_layers import conv_problem
+from capsedge.calibration.quantizable_layers import LayerGraph, conv_problem
 from capsedge.spec import limits
 from tests.tables import table
 

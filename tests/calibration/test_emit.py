@@ -13,9 +13,8 @@ from capsedge.calibration import collect, int8_cpu, quantizable_layers
 from capsedge.calibration.accuracy import Gate
 from capsedge.calibration.float_model import FloatModel, uniform_assignment
 from capsedge.calibration.int8_cpu import activation_parameters
-from capsedge.calibration.layer_graph import LayerGraph
 from capsedge.calibration.mixed_precision import search, sensitivity
-from capsedge.calibration.quantizable_layers import calibrated_tensors, find_layers
+from capsedge.calibration.quantizable_layers import LayerGraph, calibrated_tensors, find_layers
 from capsedge.calibration.quantization_report import executed_precision, optimized_graph
 from capsedge.calibration.ranges import CalibrationTable
 from capsedge.datasets import ImageSet

@@ -12,8 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import capsedge
 from capsedge.calibration.accuracy import Gate, Outcome
-from capsedge.calibration.layer_graph import LayerGraph
-from capsedge.calibration.quantizable_layers import find_layers, quantize_rows
+from capsedge.calibration.quantizable_layers import LayerGraph, find_layers, quantize_rows
 from capsedge.calibration.quantization_report import Rejected
 from capsedge.errors import ArtefactError
 from capsedge.metrics import ErrorCount, OutputError

@@ -67,7 +67,7 @@ def test_models_and_samples_need_no_compiled_library(monkeypatch: pytest.MonkeyP
 def test_the_file_of_the_cuda_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its path where it is; where it is not, only who asks for it is told."""
     monkeypatch.delenv("CAPSEDGE_CUDA_KERNELS", raising=False)
-    monkeypatch.setattr("capsedge.runtime.cuda_kernels._MODULE", "no_such_module")
+    monkeypatch.setattr("capsedge.runtime.backends.native_library._MODULE", "no_such_module")
     missing = CliRunner().invoke(app, ["config", "kernels"])
     assert isinstance(missing.exception, EnvironmentProblem)
     assert "make cuda-wheel" in str(missing.exception)

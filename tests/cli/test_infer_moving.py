@@ -19,9 +19,8 @@ pytest.importorskip("av", reason="videos need PyAV: pip install 'capsedge[video]
 
 from capsedge.cli import _moving
 from capsedge.errors import EnvironmentProblem
-from capsedge.runtime.video.camera import Camera
-from capsedge.runtime.video.file import VideoFile
 from capsedge.runtime.video.follow import KEPT, Durations, Pace
+from capsedge.runtime.video.frame_sources import Camera, VideoFile
 from capsedge.runtime.video.frames import Frame
 from tests.cli.running import capsedge
 from tests.paths.test_signals import heard

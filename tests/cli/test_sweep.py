@@ -35,7 +35,7 @@ from capsedge.optimization.sweep_candidates import (
     SweepCandidate,
 )
 from capsedge.optimization.sweep_options import SweepOptions
-from capsedge.runtime.session.mask_overlap import MaskOverlap
+from capsedge.runtime.session.masks import MaskOverlap
 from capsedge.runtime.zoo import zoo_checkpoint
 from tests.exporters.nets import network
 from tests.models.test_segcaps import network as segcaps

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from capsedge.datasets import ImageSet, read_images, read_split
-from capsedge.datasets.division import divided, rule_of
+from capsedge.datasets.image_set import divided, rule_of
 from capsedge.errors import ArtefactError
 from capsedge.runtime.metadata.metadata import ModelMetadata, Preprocessing
 from capsedge.runtime.metadata.origin import TrainingSplit, joint

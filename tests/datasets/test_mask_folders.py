@@ -12,7 +12,7 @@ from PIL import Image
 from capsedge import Preprocessing
 from capsedge.datasets.mask_folders import has_masks, mask_of_input, read_masks
 from capsedge.errors import UsageError
-from capsedge.runtime.session.mask_files import mask_png
+from capsedge.runtime.session.masks import mask_png
 
 PREP = Preprocessing(4, 6, 1)
 NAMES = ("back", "front")

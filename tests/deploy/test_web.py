@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import capsedge
-from capsedge.deploy import compiled_models, web
+from capsedge.deploy import web
 from capsedge.deploy import web as models
 from capsedge.errors import (
     ArtefactError,
@@ -42,7 +42,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
     monkeypatch.setattr(web, "SITE", folder)
-    monkeypatch.setattr(compiled_models, "is_available", lambda: False)
+    monkeypatch.setattr(web, "can_compile", lambda: False)
     return folder
 
 
@@ -96,7 +96,7 @@ def compiling(
             raise refusal("The node 'x' (If) cannot be written as C.", "Why.", "Fix.")
         return SimpleNamespace(data=f"compiled {file.name}".encode())
 
-    monkeypatch.setattr(compiled_models, "is_available", lambda: True)
+    monkeypatch.setattr(web, "can_compile", lambda: True)
     monkeypatch.setattr("capsedge.exporters.c.wasm.compile_network", compile_network)
 
 

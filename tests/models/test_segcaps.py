@@ -21,7 +21,7 @@ from capsedge.models import build, get_config
 from capsedge.models.checkpoint import save_checkpoint
 from capsedge.models.configs import CapsuleMap, Conv, SegCapsConfig, config_from_dict
 from capsedge.models.segcaps import MapCapsules, SegCaps
-from capsedge.runtime.session.mask_files import mask_png
+from capsedge.runtime.session.masks import mask_png
 from tests.cli.running import capsedge as command
 
 SMALL = SegCapsConfig(

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 import capsedge
 from capsedge.cli import app
 from capsedge.datasets import ImageSet
-from capsedge.datasets.division import divided, rule_of
+from capsedge.datasets.image_set import divided, rule_of
 from capsedge.exporters.tensorrt.lowering import check
 from capsedge.optimization.cascade import CascadeReport
 from capsedge.optimization.cascade_graph import EscalationRule, Pair, join

@@ -15,7 +15,7 @@ from PIL import Image
 import capsedge
 from capsedge.cli import app
 from capsedge.datasets import read_split
-from capsedge.datasets.division import rule_of
+from capsedge.datasets.image_set import rule_of
 from capsedge.errors import ArtefactError, ParityError, UsageError
 from capsedge.models import CapsuleModel, build, get_config
 from capsedge.models.checkpoint import load_checkpoint, save_checkpoint

@@ -23,7 +23,7 @@ from capsedge.optimization.prune_criteria import choose, look_ahead, multiply_ad
 from capsedge.optimization.prune_data import Evaluator, read, read_test
 from capsedge.optimization.prune_exact import remove_exactly
 from capsedge.optimization.prune_groups import groups, keep_units
-from capsedge.runtime.session.mask_overlap import MaskOverlap, check_above_constant
+from capsedge.runtime.session.masks import MaskOverlap, check_above_constant
 from tests.models.test_segcaps import SMALL, network
 from tests.models.training.test_mask_training import draw
 

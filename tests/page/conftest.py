@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import capsedge
-from capsedge.deploy import compiled_models
+from capsedge.deploy import web
 from capsedge.deploy.preview_server import FolderServer
 from capsedge.runtime.zoo import DIGITS, zoo_model
 from tests.page import browser
@@ -22,14 +22,14 @@ from tests.page import browser
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The zoo, its digits with 1 and 2 iterations, with the extra ``wasm`` and as without it."""
     reason = browser.missing()
-    if not reason and request.param == "compiled" and not compiled_models.is_available():
+    if not reason and request.param == "compiled" and not web.is_available():
         reason = "needs ziglang: pip install 'capsedge[wasm]'"
     if reason:
         pytest.skip(reason)
     output = tmp_path_factory.mktemp("page") / "folder"
     with pytest.MonkeyPatch.context() as patched:
         if request.param == "general":
-            patched.setattr(compiled_models, "is_available", lambda: False)
+            patched.setattr(web, "can_compile", lambda: False)
         capsedge.deploy_web([*DIGITS, str(zoo_model("photos"))], output, iterations=[1, 2])
     return output
 

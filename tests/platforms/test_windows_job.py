@@ -9,7 +9,7 @@ from tests.platforms.systems import run
 
 _LIMIT = """
 import sys
-from capsedge.runtime.files.windows_job import limit_memory
+from capsedge.runtime.files.sandbox import limit_memory
 limit_memory(7 << 30)
 """
 

@@ -167,7 +167,7 @@ def test_pip_installs_it(wheel: Path, tmp_path: Path) -> None:
          wheel],
         check=True,
     )  # fmt: skip
-    ask = "from capsedge.runtime.cuda_kernels import find_cuda_kernels as f; print(f())"
+    ask = "from capsedge.runtime.backends.native_library import find_cuda_kernels as f; print(f())"
     path = [str(target), *filter(None, [os.environ.get("PYTHONPATH")])]
     variables = {k: v for k, v in os.environ.items() if k != "CAPSEDGE_CUDA_KERNELS"}
     said = subprocess.run(

@@ -9,7 +9,7 @@ import pytest
 
 from capsedge import __version__
 from capsedge.errors import EnvironmentProblem
-from capsedge.runtime.cuda_kernels import VARIABLE, find_cuda_kernels
+from capsedge.runtime.backends.native_library import KERNELS_VARIABLE, find_cuda_kernels
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     (folder / "__init__.py").write_text(f'__version__ = "{__version__}"\n')
     (folder / "kernels.fatbin").write_bytes(b"")
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(KERNELS_VARIABLE, raising=False)
     monkeypatch.delitem(sys.modules, "capsedge_cuda", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
     yield folder
@@ -31,7 +31,7 @@ def test_the_file_of_the_package(package: Path) -> None:
 
 
 def test_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(KERNELS_VARIABLE, raising=False)
     monkeypatch.setitem(sys.modules, "capsedge_cuda", None)
     assert find_cuda_kernels() is None
 
@@ -40,7 +40,7 @@ def test_the_variable_comes_first(
     package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = tmp_path / "own.fatbin"
-    monkeypatch.setenv(VARIABLE, str(own))
+    monkeypatch.setenv(KERNELS_VARIABLE, str(own))
     with pytest.raises(
         EnvironmentProblem, match=r"own\.fatbin does not exist.*\n.*CAPSEDGE_CUDA_KERNELS"
     ):

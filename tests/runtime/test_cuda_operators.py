@@ -15,9 +15,8 @@ import capsedge.runtime.backends.cuda_operators as chosen_by
 from capsedge.errors import EnvironmentProblem, UnsupportedModelError, UsageError
 from capsedge.runtime import doctor
 from capsedge.runtime.backends.cuda_operators import CudaOperators, choose
-from capsedge.runtime.backends.native_library import find_library
+from capsedge.runtime.backends.native_library import KERNELS_VARIABLE, find_library
 from capsedge.runtime.backends.onnxruntime_session import NoKernelsHere, cannot_load
-from capsedge.runtime.cuda_kernels import VARIABLE
 from capsedge.runtime.machine import BROKEN, MISSING, OK
 from capsedge.runtime.onnx_file.summary import summarize
 from capsedge.runtime.zoo import zoo_model
@@ -34,7 +33,7 @@ def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         pytest.skip("the native library is not built: pip install -e . with a C++ compiler")
     file = tmp_path / "kernels.fatbin"
     file.write_bytes(b"")
-    monkeypatch.setenv(VARIABLE, str(file))
+    monkeypatch.setenv(KERNELS_VARIABLE, str(file))
     monkeypatch.setattr("capsedge.runtime.backends.cuda.driver_version", lambda: "13.0")
     return file
 
@@ -221,7 +220,7 @@ def test_without_a_body_every_node_needs_a_kernel() -> None:
 
 
 def test_portable_asks_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, "/nowhere")
+    monkeypatch.setenv(KERNELS_VARIABLE, "/nowhere")
     assert choice(file(dynamic()), "portable") is None
     with pytest.raises(EnvironmentProblem, match="no function body, and ops is 'portable'"):
         choice(file(dynamic(), bodies=False), "portable")

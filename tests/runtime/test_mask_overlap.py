@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from capsedge.runtime.session.mask_overlap import MaskOverlap, overlap_rows
+from capsedge.runtime.session.masks import MaskOverlap, overlap_rows
 
 REFERENCE = np.array([[0, 0, 1, 1], [0, 0, 1, 255]], np.uint8)
 OTHER = np.array([[0, 1, 1, 1], [0, 0, 0, 0]], np.uint8)

@@ -18,11 +18,13 @@ from capsedge.errors import ArtefactError, ShapeError, UsageError
 from capsedge.runtime.images.preprocessing import placement_of, resize
 from capsedge.runtime.load import load_bytes
 from capsedge.runtime.metadata.metadata import ModelMetadata, Outputs
-from capsedge.runtime.session.mask_files import CLASSES_KEY, mask_names, mask_png
 from capsedge.runtime.session.masks import (
+    CLASSES_KEY,
     class_areas,
     level_of,
+    mask_names,
     mask_of_image,
+    mask_png,
     overlaid,
     palette,
     run_lengths,

@@ -12,8 +12,8 @@ import pytest
 
 import capsedge
 from capsedge.errors import EnvironmentProblem
-from capsedge.runtime import cuda_kernels, doctor, machine
-from capsedge.runtime.backends import tensorrt_library
+from capsedge.runtime import doctor, machine
+from capsedge.runtime.backends import native_library, tensorrt_library
 from capsedge.runtime.machine import BROKEN, MISSING, OK
 
 ORIN = "# R36 (release), REVISION: 4.3, GCID: 38968081, BOARD: generic, EABI: aarch64, DATE: Wed Jan  8\n"
@@ -236,5 +236,5 @@ def test_the_code_that_a_driver_takes(
     tmp_path: Path, driver: str, capability: str, name: str | None
 ) -> None:
     (tmp_path / "kernels.cuda12.sm87.cubin").touch()
-    found = cuda_kernels.code_for(tmp_path / "kernels.fatbin", driver, capability)
+    found = native_library.code_for(tmp_path / "kernels.fatbin", driver, capability)
     assert found == (name and tmp_path / name)

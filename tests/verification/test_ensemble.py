@@ -14,7 +14,7 @@ from PIL import Image
 import capsedge
 from capsedge.cli._output import print_report
 from capsedge.datasets import ImageSet
-from capsedge.datasets.division import divided, rule_of
+from capsedge.datasets.image_set import divided, rule_of
 from capsedge.errors import ArtefactError, ParityError, UsageError
 from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.metadata.origin import TRAINING_SPLIT_KEY

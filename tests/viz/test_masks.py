@@ -13,8 +13,7 @@ from PIL import Image
 import capsedge
 from capsedge.datasets import ImageSet
 from capsedge.errors import UsageError
-from capsedge.runtime.session.mask_overlap import MaskOverlap
-from capsedge.runtime.session.masks import overlaid
+from capsedge.runtime.session.masks import MaskOverlap, overlaid
 from capsedge.runtime.session.routing_trace import Trace
 from capsedge.viz import mask_figures
 from capsedge.viz.figure_kinds import FigureOptions, chosen, possible

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from capsedge.cli import app
-from capsedge.cli._help import shown_default
+from capsedge.cli._commands import shown_default
 from capsedge.cli._types import inner
 from capsedge.options import shown, telling
 

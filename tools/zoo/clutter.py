@@ -9,7 +9,7 @@ from capsedge.datasets.mask_folders import read_masks
 from capsedge.models.checkpoint import load_checkpoint
 from capsedge.models.training.mask_training import overlap_of
 from capsedge.runtime.files.writing import sha256, write_text
-from capsedge.runtime.session.mask_overlap import overlap_of_session
+from capsedge.runtime.session.masks import overlap_of_session
 from capsedge.runtime.zoo import zoo_checkpoint, zoo_model
 from tools.zoo.runs import facts, indented, is_in, recipe, training, write_checkpoint
 

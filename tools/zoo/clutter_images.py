@@ -16,7 +16,7 @@ from PIL import Image
 
 from capsedge.datasets import read_split
 from capsedge.runtime.metadata.metadata import Preprocessing
-from capsedge.runtime.session.mask_files import mask_png
+from capsedge.runtime.session.masks import mask_png
 
 SIDE = 32
 DIGIT = 28

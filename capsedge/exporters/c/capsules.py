@@ -6,8 +6,17 @@ import math
 
 import numpy as np
 
-from capsedge.exporters.c.node import CNode, Translator, axis_of, filled
-from capsedge.exporters.c.program import MOST_BYTES, Program, ProgramValue, Untranslatable, literal
+from capsedge.exporters.c.program import (
+    MOST_BYTES,
+    CNode,
+    Program,
+    ProgramValue,
+    Translator,
+    Untranslatable,
+    axis_of,
+    filled,
+    literal,
+)
 from capsedge.spec import limits
 from capsedge.spec.operators import OPERATORS, Operator
 

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from capsedge.exporters.c.node import CNode, Translator
 from capsedge.exporters.c.program import (
     MOST_BYTES,
     Array,
+    CNode,
     Program,
     ProgramValue,
+    Translator,
     Untranslatable,
     constant,
 )

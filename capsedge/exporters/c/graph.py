@@ -13,13 +13,14 @@ from onnx.reference import ReferenceEvaluator
 
 from capsedge.errors import UnsupportedModelError
 from capsedge.exporters.c import capsules, convolutions, layer_steps, movement, per_element
-from capsedge.exporters.c.node import CNode, Translator
 from capsedge.exporters.c.program import (
     C_TYPES,
     Buffer,
+    CNode,
     Constants,
     Program,
     ProgramValue,
+    Translator,
     Untranslatable,
     checked_size,
     constant,

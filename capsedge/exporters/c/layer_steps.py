@@ -8,13 +8,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from capsedge.exporters.c.convolutions import convolve
-from capsedge.exporters.c.node import CNode, Translator, axis_of
 from capsedge.exporters.c.per_element import broadcast, elementwise
 from capsedge.exporters.c.program import (
     Array,
+    CNode,
     Program,
     ProgramValue,
+    Translator,
     Untranslatable,
+    axis_of,
     constant,
     literal,
 )

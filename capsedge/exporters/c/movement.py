@@ -8,14 +8,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from capsedge.exporters.c.node import CNode, Translator, axis_of
 from capsedge.exporters.c.per_element import broadcast
 from capsedge.exporters.c.program import (
     MOST_BYTES,
     Array,
+    CNode,
     Program,
     ProgramValue,
+    Translator,
     Untranslatable,
+    axis_of,
     checked_size,
     constant,
 )

@@ -6,12 +6,13 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from capsedge.exporters.c.node import CNode, Translator
 from capsedge.exporters.c.program import (
     C_TYPES,
+    CNode,
     Program,
     ProgramValue,
     Shape,
+    Translator,
     Untranslatable,
     constant,
     literal,

@@ -8,7 +8,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from capsedge.graph import Rewrites
-from capsedge.graph.bodies import attention, convolution, dynamic, elementwise, em, self_attention
+from capsedge.graph.bodies import attention, dynamic, elementwise, em, self_attention
 from capsedge.graph.bodies import attention as uniform
 from capsedge.graph.bodies.body import Body, Shape
 from capsedge.spec.operators import DOMAIN, OPERATORS
@@ -22,8 +22,8 @@ _BUILDERS = {
     "SelfAttentionRouting": self_attention.build,
     "UniformRouting": uniform.build_uniform,
     "PoseNormalization": elementwise.build_normalization,
-    "FastConv": convolution.build,
-    "QuantizedConv": convolution.build_quantized,
+    "FastConv": elementwise.build,
+    "QuantizedConv": elementwise.build_quantized,
 }
 
 

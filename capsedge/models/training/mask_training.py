@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from capsedge.datasets import ImageSet
-from capsedge.datasets.division import divided, rule_of
+from capsedge.datasets.image_set import divided, rule_of
 from capsedge.datasets.mask_folders import IMAGES, MASKS, has_masks, labelled, read_masks
 from capsedge.errors import UsageError
 from capsedge.models import CapsuleModel
@@ -26,8 +26,7 @@ from capsedge.runtime.files.reading import FOLDER, path_kind
 from capsedge.runtime.images.decoding import read_image, text_of
 from capsedge.runtime.images.inputs import folder_images
 from capsedge.runtime.metadata.origin import TrainingSplit
-from capsedge.runtime.session.mask_files import CLASSES_KEY
-from capsedge.runtime.session.mask_overlap import MaskOverlap
+from capsedge.runtime.session.masks import CLASSES_KEY, MaskOverlap
 from capsedge.spec import limits
 from capsedge.spec.fields import CONFIDENT, UNKNOWN
 from capsedge.spec.vocabularies import SEGMENTATION

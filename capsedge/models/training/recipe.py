@@ -1,4 +1,4 @@
-"""Describe how to train, and read how a checkpoint was trained."""
+"""Describe how to train, read how a checkpoint was trained, and name the files of a run."""
 
 from __future__ import annotations
 
@@ -102,3 +102,16 @@ def recipe_of(path: Path | str) -> Recipe | None:
     """
     training = training_of(path)
     return None if training is None else training.recipe
+
+
+# --- The files of a run, in its folder ---
+
+STATE = "last.pt"  # everything needed to continue; the other files are made from it
+MODEL = "model.safetensors"
+HISTORY = "history.jsonl"
+CONFUSION = "confusion.png"  # if the data is a folder with one sub-folder per class
+
+
+def run_files(folder: Path) -> list[Path]:
+    """The files that a run writes."""
+    return [folder / name for name in (STATE, MODEL, HISTORY, CONFUSION)]

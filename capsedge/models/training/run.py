@@ -12,17 +12,15 @@ import torch
 
 from capsedge.datasets import ImageSet, class_names, read_split
 from capsedge.datasets.class_folders import classes_of
-from capsedge.datasets.division import divided, rule_of
+from capsedge.datasets.image_set import divided, rule_of
 from capsedge.errors import EnvironmentProblem, UsageError
 from capsedge.models import CapsuleModel, build, get_config
 from capsedge.models.checkpoint import load_checkpoint
 from capsedge.models.configs import ModelConfig
 from capsedge.models.find import find_checkpoint_of
 from capsedge.models.training import mask_training, user_images
-from capsedge.models.training.confusion import by_class, confusion, draw
-from capsedge.models.training.evaluate import predict_all
-from capsedge.models.training.recipe import Recipe, training_of
-from capsedge.models.training.run_files import CONFUSION, HISTORY, MODEL
+from capsedge.models.training.evaluate import by_class, confusion, draw, predict_all
+from capsedge.models.training.recipe import CONFUSION, HISTORY, MODEL, Recipe, training_of
 from capsedge.models.training.state import shared_weights
 from capsedge.models.training.train import train as train_epochs
 from capsedge.models.training.train_options import TrainOptions

@@ -23,8 +23,7 @@ from capsedge.models.configs import ModelConfig
 from capsedge.models.training import mask_training
 from capsedge.models.training.evaluate import count_correct, to_input, typical_input_of_training
 from capsedge.models.training.losses import batch_loss, fast_math
-from capsedge.models.training.recipe import TRAINING_KEY, Recipe
-from capsedge.models.training.run_files import HISTORY, MODEL, STATE, files
+from capsedge.models.training.recipe import HISTORY, MODEL, STATE, TRAINING_KEY, Recipe, run_files
 from capsedge.models.training.state import fill, read_state, shared_weights
 from capsedge.runtime.files import reading
 from capsedge.runtime.files.json_documents import dump
@@ -112,7 +111,7 @@ def train(
     begun = _check(job, resume)
     run = _TrainingRun.new(job, initial, device)
     make_folder(folder)
-    for file in files(folder):
+    for file in run_files(folder):
         check_writable(file)
     if begun:
         run.restore()

@@ -19,19 +19,17 @@ from torch import Tensor, nn
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.models.checkpoint import check_finite
 from capsedge.models.torch_file import BadPickle, read_torch, unreadable
-from capsedge.models.unnamed_weights import (
-    Unnamed,
-    complete,
-    does_not_fit,
-    named,
-    unnamed_in,
-)
 from capsedge.models.weight_names import (
     Match,
     Shapes,
+    Unnamed,
+    complete,
+    does_not_fit,
     matches,
     may_have,
     may_lack,
+    named,
+    unnamed_in,
     without_wrappers,
 )
 from capsedge.runtime.files.archives import BadArchive

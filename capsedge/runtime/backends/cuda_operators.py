@@ -21,13 +21,16 @@ from capsedge.errors import (
 )
 from capsedge.runtime.backends.cuda_nodes import NATIVE_TYPES, cuda_node, function_of
 from capsedge.runtime.backends.native_library import (
+    CUDA,
+    HOW_TO_GET,
     check_nodes,
+    code_for,
+    find_cuda_kernels,
     find_library,
     no_library,
 )
 from capsedge.runtime.backends.onnxruntime_session import CUDA as CUDA_PROVIDER
 from capsedge.runtime.backends.onnxruntime_session import NoKernelsHere, SessionSettings
-from capsedge.runtime.cuda_kernels import CUDA, HOW_TO_GET, code_for, find_cuda_kernels
 from capsedge.runtime.onnx_file.structure import (
     GraphStructure,
     Node,

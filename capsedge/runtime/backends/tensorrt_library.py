@@ -13,8 +13,7 @@ from typing import Any
 from capsedge.errors import ArtefactError, EnvironmentProblem
 from capsedge.runtime.backends.cuda import Cuda, device_name, driver_version
 from capsedge.runtime.backends.engine_layers import HEADS as LAYER_LISTS
-from capsedge.runtime.backends.native_library import named_library
-from capsedge.runtime.cuda_kernels import HOW_TO_GET, find_package
+from capsedge.runtime.backends.native_library import HOW_TO_GET, find_package, named_library
 from capsedge.runtime.metadata.engine_metadata import BuildMachine, EngineMetadata, check
 from capsedge.spec.operators import DOMAIN, OPERATORS, PLUGIN_VERSION
 

@@ -9,16 +9,22 @@ a pipe while the process computes it.
 
 from __future__ import annotations
 
+import gc
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import IO, Protocol
+from importlib import import_module
+from pathlib import Path
+from typing import IO, NoReturn, Protocol
 
 # Without the folder that the user happens to be in, where `python -m` looks for modules first: an h5py.py
 # that came with the file would run.
@@ -86,7 +92,7 @@ def run_in_sandbox(
     """
     memory = limits.memory
     if fork and sys.platform == "linux":  # elsewhere, system libraries do not survive it
-        from capsedge.runtime.files.fork import address_space
+        from capsedge.runtime.files.sandbox import address_space
 
         memory += address_space()
     arguments = [module, *(str(n) for n in (limits.seconds, memory, limits.output)), *words]
@@ -94,7 +100,7 @@ def run_in_sandbox(
         os.lseek(file.fileno(), 0, os.SEEK_SET)
         process: _Process
         if fork and sys.platform == "linux":
-            from capsedge.runtime.files.fork import Fork
+            from capsedge.runtime.files.sandbox import Fork
 
             process = Fork(arguments, (file, output, log))
         else:
@@ -279,7 +285,7 @@ def enter_sandbox() -> list[str]:
     """Apply the limits in the arguments (on Windows memory's alone, on macOS all others); return the rest."""
     seconds, memory, output = (int(word) for word in sys.argv[2:5])
     if sys.platform == "win32":
-        from capsedge.runtime.files.windows_job import limit_memory
+        from capsedge.runtime.files.sandbox import limit_memory
 
         limit_memory(memory)
     bounds = {"RLIMIT_CPU": 4 * seconds, "RLIMIT_FSIZE": output}
@@ -303,3 +309,134 @@ def _limit(wanted: Mapping[str, int]) -> None:
             _, hard = resource.getrlimit(kind)
             least = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
             resource.setrlimit(kind, (least, least))
+
+
+if sys.platform == "win32":
+    import ctypes
+
+    # JobObjectExtendedLimitInformation, JOB_OBJECT_LIMIT_PROCESS_MEMORY, JOB_OBJECT_LIMIT_ACTIVE_PROCESS
+    _EXTENDED_LIMITS, _PROCESS_MEMORY, _ACTIVE_PROCESSES = 9, 0x100, 0x8
+
+    class _Limits(ctypes.Structure):
+        """``JOBOBJECT_EXTENDED_LIMIT_INFORMATION``."""
+
+        _fields_ = (
+            ("process_time", ctypes.c_int64),
+            ("job_time", ctypes.c_int64),
+            ("flags", ctypes.c_uint32),
+            ("least_working_set", ctypes.c_size_t),
+            ("most_working_set", ctypes.c_size_t),
+            ("processes", ctypes.c_uint32),
+            ("affinity", ctypes.c_size_t),
+            ("priority", ctypes.c_uint32),
+            ("scheduling", ctypes.c_uint32),
+            ("io_counters", ctypes.c_uint64 * 6),
+            ("process_memory", ctypes.c_size_t),
+            ("job_memory", ctypes.c_size_t),
+            ("peak_process_memory", ctypes.c_size_t),
+            ("peak_job_memory", ctypes.c_size_t),
+        )
+
+    def limit_memory(size: int) -> None:
+        """Let this process commit no more memory than this, and start no other.
+
+        Raises:
+            OSError: Windows refuses.
+        """
+        kernel = ctypes.WinDLL("kernel32", use_last_error=True)
+        kernel.CreateJobObjectW.restype = ctypes.c_void_p
+        kernel.GetCurrentProcess.restype = ctypes.c_void_p
+        kernel.SetInformationJobObject.argtypes = (
+            ctypes.c_void_p,
+            ctypes.c_int,
+            ctypes.c_void_p,
+            ctypes.c_uint32,
+        )
+        kernel.AssignProcessToJobObject.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+        limits = _Limits(
+            flags=_PROCESS_MEMORY | _ACTIVE_PROCESSES, processes=1, process_memory=size
+        )
+        job = kernel.CreateJobObjectW(None, None)  # stays open as long as the process
+        if (
+            not job
+            or not kernel.SetInformationJobObject(
+                job, _EXTENDED_LIMITS, ctypes.byref(limits), ctypes.sizeof(limits)
+            )
+            or not kernel.AssignProcessToJobObject(job, kernel.GetCurrentProcess())
+        ):
+            raise ctypes.WinError(ctypes.get_last_error())
+
+
+if sys.platform == "linux":
+
+    class Fork:
+        """A fork of this process in which a module's ``main`` runs."""
+
+        def __init__(self, arguments: Sequence[str], files: Sequence[IO[bytes]]) -> None:
+            self._code: int | None = None
+            with warnings.catch_warnings():
+                # Python 3.12 warns that other threads may hold locks. The fork takes none but those that
+                # Python and the C library renew in it; for any other, the time limit ends the wait.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                self._number = os.fork()
+            if not self._number:
+                _run(arguments, files)
+
+        def wait(self, timeout: float | None = None) -> int:
+            """The exit code, negative for a signal.
+
+            Raises:
+                subprocess.TimeoutExpired: it still runs.
+            """
+            end, pause = time.monotonic() + (timeout or 0), 0.0005
+            while self._code is None:
+                try:
+                    number, status = os.waitpid(
+                        self._number, os.WNOHANG if timeout is not None else 0
+                    )
+                except ChildProcessError:  # a program that ignores SIGCHLD is not told
+                    number, status = self._number, 0
+                if number:
+                    self._code = os.waitstatus_to_exitcode(status)
+                    break
+                if time.monotonic() >= end:
+                    raise subprocess.TimeoutExpired("fork", timeout or 0)
+                time.sleep(pause)
+                pause = min(2 * pause, 0.05)
+            return self._code
+
+        def kill(self) -> None:
+            """End it."""
+            if self._code is None:
+                os.kill(self._number, signal.SIGKILL)
+
+    def _run(arguments: Sequence[str], files: Sequence[IO[bytes]]) -> NoReturn:
+        """Run in the fork: with none of the parent's open files, and without cleaning up its objects at
+        the end.
+        """
+        code = 1
+        try:
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                signal.signal(number, signal.SIG_DFL)
+            held = [os.dup(file.fileno()) for file in files]  # whatever numbers they have
+            for target, own in enumerate(held):
+                os.dup2(own, target)
+            for name in os.listdir("/proc/self/fd"):
+                if int(name) >= len(held):
+                    with suppress(OSError):  # the listing itself is closed already
+                        os.close(int(name))
+            gc.disable()  # the parent cleans up its own garbage
+            sys.argv = ["", *arguments]
+            import_module(arguments[0]).main()
+            code = 0
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else 1
+        except BaseException:
+            os.write(2, traceback.format_exc().encode(errors="replace"))
+        finally:
+            os._exit(code)
+
+    def address_space() -> int:
+        """Bytes of this process's address space."""
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+        return pages * os.sysconf("SC_PAGE_SIZE")

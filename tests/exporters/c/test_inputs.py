@@ -19,7 +19,7 @@ from capsedge.cli import app
 from capsedge.errors import UnsupportedModelError, UsageError
 from capsedge.exporters.c import measurement, naming, wasm
 from capsedge.exporters.c.folder import origin_of, read_report
-from capsedge.exporters.c.reserved_names import WORDS
+from capsedge.exporters.c.naming import WORDS
 from capsedge.exporters.c.write_c import generate, translate, write_c
 from capsedge.graph.bodies import function_body
 from capsedge.spec import limits

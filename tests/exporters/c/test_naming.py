@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 
 from capsedge.errors import UsageError
 from capsedge.exporters.c import naming
-from capsedge.exporters.c.reserved_names import FILES, WORDS
+from capsedge.exporters.c.naming import FILES, WORDS
 from capsedge.exporters.c.write_c import write_c
 from tests.exporters.c.compiled import compiler
 

@@ -22,7 +22,7 @@ from capsedge.models import registry
 from capsedge.models.training import mask_training
 from capsedge.models.training.recipe import Recipe
 from capsedge.models.training.run import train
-from capsedge.runtime.session.mask_files import mask_png
+from capsedge.runtime.session.masks import mask_png
 from capsedge.verification.verify import _samples
 from tests.models.test_segcaps import SMALL, network
 from tests.runtime.models import segmentation_model

@@ -21,7 +21,7 @@ from capsedge.models.checkpoint import load_checkpoint
 from capsedge.models.configs import Conv, DeepCapsConfig, ModelConfig, PSCapsNetConfig, ResNet
 from capsedge.models.fsanet_config import FSANetConfig
 from capsedge.models.training import user_images
-from capsedge.models.training.confusion import by_class, confusion, draw
+from capsedge.models.training.evaluate import by_class, confusion, draw
 from capsedge.models.training.recipe import recipe_of
 from capsedge.models.training.train_options import TrainOptions
 from tests.exporters.nets import CONFIGS

@@ -20,7 +20,7 @@ import pytest
 from numpy.typing import NDArray
 
 from capsedge.runtime.backends.cuda import load_cuda
-from capsedge.runtime.cuda_kernels import VARIABLE
+from capsedge.runtime.backends.native_library import KERNELS_VARIABLE
 from capsedge.runtime.zoo import zoo_model
 from tests.conformance.cases import CASES, Case, make
 from tests.conformance.inputs import batched
@@ -292,7 +292,7 @@ def damaged_kernels() -> None:
     assert path is not None
     with TemporaryDirectory() as folder:
         damaged = Path(folder, "kernels.fatbin")
-        damaged.write_bytes(Path(os.environ[VARIABLE]).read_bytes()[:1000])
+        damaged.write_bytes(Path(os.environ[KERNELS_VARIABLE]).read_bytes()[:1000])
         with pytest.raises(Failed, match=r"cannot be loaded[^\0]*is damaged") as failed:
             on_gpu(path, "auto", cuda_kernels=str(damaged))
         assert failed.value.code == ENVIRONMENT
@@ -304,7 +304,7 @@ def missing_parts() -> None:
     """Without the kernels' file, or with an old driver, function bodies run, and it is said why."""
     path = zoo_model("digits-em")
     assert path is not None
-    named = os.environ.pop(VARIABLE)
+    named = os.environ.pop(KERNELS_VARIABLE)
     for words, fix in (
         ("are not installed", "make cuda-wheel"),
         ("too old for the CUDA kernels", "Install NVIDIA driver 580"),
@@ -316,7 +316,7 @@ def missing_parts() -> None:
             on_gpu(path)
         assert failed.value.code == ENVIRONMENT
         assert on_gpu(path, "portable").describe().no_kernel_reason is None
-        os.environ[VARIABLE], os.environ[provider.DRIVER] = named, "12080"
+        os.environ[KERNELS_VARIABLE], os.environ[provider.DRIVER] = named, "12080"
     del os.environ[provider.DRIVER]
     assert on_gpu(path, "auto").describe().ops == b"fused"
     assert on_gpu(path, "auto", cuda_kernels=named).describe().ops == b"fused"

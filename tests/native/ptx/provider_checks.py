@@ -22,8 +22,8 @@ from capsedge.errors import ArtefactError, EnvironmentProblem, UnsupportedModelE
 from capsedge.runtime.backends import cuda_operators
 from capsedge.runtime.backends.backend import ModelFile
 from capsedge.runtime.backends.cuda import load_cuda
+from capsedge.runtime.backends.native_library import KERNELS_VARIABLE
 from capsedge.runtime.backends.onnxruntime_backend import OnnxRuntimeBackend
-from capsedge.runtime.cuda_kernels import VARIABLE
 from capsedge.runtime.runtime_options import RuntimeOptions
 from capsedge.runtime.zoo import zoo_model
 from tests.conformance.backends import OrtFunctions
@@ -184,8 +184,8 @@ def damaged_kernels() -> None:
     inputs = dict(make(case, "float32").inputs)
     with TemporaryDirectory() as folder:
         damaged = Path(folder, "kernels.fatbin")
-        damaged.write_bytes(Path(os.environ[VARIABLE]).read_bytes()[:1000])
-        os.environ[VARIABLE] = str(damaged)
+        damaged.write_bytes(Path(os.environ[KERNELS_VARIABLE]).read_bytes()[:1000])
+        os.environ[KERNELS_VARIABLE] = str(damaged)
         with pytest.raises(EnvironmentProblem, match=r"cannot be loaded[^\0]*is damaged"):
             opened(case, inputs, "auto")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from capsedge.runtime.video.file import VideoFile
+from capsedge.runtime.video.frame_sources import VideoFile
 from capsedge.spec import limits
 from tests.runtime.video.clips import write_clip
 

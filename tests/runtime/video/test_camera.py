@@ -17,8 +17,8 @@ pytest.importorskip("av", reason="cameras need PyAV: pip install 'capsedge[video
 import av
 
 from capsedge.errors import EnvironmentProblem, UsageError
-from capsedge.runtime.video import camera as module
-from capsedge.runtime.video.camera import Camera
+from capsedge.runtime.video import frame_sources as module
+from capsedge.runtime.video.frame_sources import Camera
 from capsedge.runtime.video.frames import camera_device
 from capsedge.spec import limits
 from tests.runtime.video.clips import number_of, numbered

@@ -15,7 +15,7 @@ pytest.importorskip("av", reason="videos need PyAV: pip install 'capsedge[video]
 import av
 
 from capsedge.errors import EnvironmentProblem, UsageError
-from capsedge.runtime.video.file import VideoFile
+from capsedge.runtime.video.frame_sources import VideoFile
 from capsedge.runtime.video.frames import Frame
 from capsedge.spec import limits
 from tests.runtime.video.clips import HEIGHT, WIDTH, number_of, numbered, write_clip

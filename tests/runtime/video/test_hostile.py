@@ -49,7 +49,7 @@ def test_a_process_that_lies_is_not_believed(
 ) -> None:
     """Headers with sizes beyond the limits, as from a process that a file has taken over."""
     from capsedge.runtime.video import decoding_worker as worker
-    from capsedge.runtime.video import file
+    from capsedge.runtime.video import frame_sources
 
     path = tmp_path / "a.mp4"
     path.write_bytes(b"any")
@@ -59,6 +59,6 @@ def test_a_process_that_lies_is_not_believed(
         (tmp_path / "liar.py").write_text(program)
         monkeypatch.setenv("PYTHONPATH", str(tmp_path))
         with monkeypatch.context() as changed, contextlib.suppress(StopIteration):
-            changed.setattr(file.worker, "__name__", "liar")
+            changed.setattr(frame_sources.worker, "__name__", "liar")
             with pytest.raises(UsageError, match="The decoder ended unexpectedly"):
-                next(iter(file.VideoFile(path)))
+                next(iter(frame_sources.VideoFile(path)))

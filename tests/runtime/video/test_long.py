@@ -11,8 +11,8 @@ import pytest
 
 pytest.importorskip("av", reason="videos need PyAV: pip install 'capsedge[video]'")
 import capsedge
-from capsedge.runtime.video.file import VideoFile
 from capsedge.runtime.video.follow import Pace, follow
+from capsedge.runtime.video.frame_sources import VideoFile
 from capsedge.runtime.video.outputs import open_output
 from tests.runtime.video.clips import numbered, write_clip
 

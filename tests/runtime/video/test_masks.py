@@ -10,8 +10,8 @@ import pytest
 pytest.importorskip("av", reason="videos need PyAV: pip install 'capsedge[video]'")
 
 from capsedge.runtime.session.masks import overlaid
-from capsedge.runtime.video.file import VideoFile
 from capsedge.runtime.video.follow import Pace, follow
+from capsedge.runtime.video.frame_sources import VideoFile
 from capsedge.runtime.video.frames import Frame
 from capsedge.runtime.video.outputs import open_output
 from tests.runtime.test_masks import segmenter

@@ -14,10 +14,9 @@ pytest.importorskip("av", reason="videos need PyAV: pip install 'capsedge[video]
 from capsedge.errors import EnvironmentProblem, UsageError
 from capsedge.runtime.session.predictions import Label, Prediction, RegressionValue
 from capsedge.runtime.video import outputs
-from capsedge.runtime.video.drawing import draw_prediction, texts
-from capsedge.runtime.video.file import VideoFile
+from capsedge.runtime.video.frame_sources import VideoFile
 from capsedge.runtime.video.frames import Frame
-from capsedge.runtime.video.outputs import check_times, open_output
+from capsedge.runtime.video.outputs import check_times, draw_prediction, open_output, texts
 
 NONE = np.empty(0, np.float32)
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from capsedge.errors import UsageError
-from capsedge.runtime.video import watching
-from capsedge.runtime.video.watching import WatchedFolder
+from capsedge.runtime.video import frame_sources
+from capsedge.runtime.video.frame_sources import WatchedFolder
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[object]:
         if callable(step):
             step()
 
-    monkeypatch.setattr(watching.time, "sleep", pause)
+    monkeypatch.setattr(frame_sources.time, "sleep", pause)
     return steps
 
 

@@ -1,5 +1,5 @@
 // Capsule operators as kernels of ONNX Runtime's CUDA provider: which nodes of a file have them, and where the GPU's code
-// is. What capsedge/runtime/backends/cuda_operators.py and capsedge/runtime/cuda_kernels.py do in Python, with the same
+// is. What capsedge/runtime/backends/cuda_operators.py and capsedge/runtime/backends/native_library.py do in Python, with the same
 // result.
 #pragma once
 
