@@ -21,8 +21,7 @@ from capsedge.batch_inference.rows import PLAN, Counts, merge
 from capsedge.batch_inference.storage import PartStore, is_remote, plain
 from capsedge.errors import ArtefactError, CapsedgeError, UsageError
 from capsedge.runtime.files import reading as opening
-from capsedge.runtime.files.json_documents import MalformedJson, decode, parse
-from capsedge.runtime.files.settings import changed_settings
+from capsedge.runtime.files.documents import MalformedJson, changed_settings, decode, parse
 from capsedge.runtime.files.writing import atomic_writer, check_writable
 from capsedge.spec import limits
 

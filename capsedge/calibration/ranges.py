@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import ArtefactError, UsageError
-from capsedge.runtime.files import json_documents
-from capsedge.runtime.files.json_documents import MalformedJson, decode
+from capsedge.runtime.files import documents
+from capsedge.runtime.files.documents import MalformedJson, decode
 from capsedge.runtime.files.writing import write_text
 
 # --- Four methods of choosing a range ---
@@ -247,7 +247,7 @@ class CalibrationTable:
     def load(cls, path: Path | str) -> CalibrationTable:
         """Read a table."""
         try:
-            document = decode(_TableDocument, json_documents.read(Path(path)))
+            document = decode(_TableDocument, documents.read(Path(path)))
             if document.schema != SCHEMA:
                 raise MalformedJson(f"schema {document.schema}, not {SCHEMA}")
         except MalformedJson as error:

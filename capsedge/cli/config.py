@@ -72,7 +72,7 @@ def _kernels(asked: bool) -> dict[str, str]:
     Raises:
         EnvironmentProblem: it is asked for, and missing.
     """
-    from capsedge.runtime.backends.native_library import HOW_TO_GET, find_cuda_kernels
+    from capsedge.runtime.backends.native_library import HOW_TO_GET_KERNELS, find_cuda_kernels
 
     try:
         kernels = find_cuda_kernels()
@@ -84,7 +84,7 @@ def _kernels(asked: bool) -> dict[str, str]:
         raise EnvironmentProblem(
             "The file of the CUDA kernels is not installed.",
             "It is kernels.fatbin of the package capsedge-cuda.",
-            HOW_TO_GET,
+            HOW_TO_GET_KERNELS,
         )
     return {} if kernels is None else {"kernels": str(kernels)}
 

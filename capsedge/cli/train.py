@@ -134,7 +134,7 @@ def _with_recipe(options: TrainOptions, texts: list[str]) -> TrainOptions:
 
 def _list(as_json: bool) -> None:
     """List the models of the registry with their inputs and sizes."""
-    from capsedge.models.sizes import model_sizes
+    from capsedge.models.find import model_sizes
 
     models = model_sizes()
     if as_json:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from capsedge.errors import CapsedgeError
 from capsedge.runtime.files import reading, text
-from capsedge.runtime.files.json_documents import decode, parse
+from capsedge.runtime.files.documents import decode, parse
 from capsedge.runtime.files.writing import unchanged
 from capsedge.runtime.result_summary import Report
 from capsedge.spec import limits

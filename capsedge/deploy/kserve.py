@@ -20,7 +20,7 @@ from capsedge.errors import ArtefactError, UsageError
 from capsedge.options import takes
 from capsedge.runtime import zoo
 from capsedge.runtime.files import reading
-from capsedge.runtime.files.json_documents import MalformedJson, decode
+from capsedge.runtime.files.documents import MalformedJson, decode
 from capsedge.runtime.files.writing import as_path, write_text
 from capsedge.spec.fields import MANIFEST
 

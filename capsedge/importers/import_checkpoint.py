@@ -28,7 +28,7 @@ from capsedge.models import CapsuleModel
 from capsedge.models.checkpoint import save_checkpoint
 from capsedge.models.configs import ModelConfig
 from capsedge.options import takes
-from capsedge.runtime.files.json_documents import dump
+from capsedge.runtime.files.documents import dump
 from capsedge.runtime.files.writing import (
     OUTPUT,
     WEIGHTS,

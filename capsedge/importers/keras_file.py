@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from capsedge.errors import EnvironmentProblem
 from capsedge.importers.family import Floats, Weights
 from capsedge.runtime.files.archives import Archive, BadArchive
-from capsedge.runtime.files.json_documents import MalformedJson, decode, parse
+from capsedge.runtime.files.documents import MalformedJson, decode, parse
 from capsedge.runtime.files.sandbox import SandboxLimits, SandboxResult, run_in_sandbox
 from capsedge.spec import limits
 

@@ -27,8 +27,7 @@ import numpy as np
 
 from capsedge.errors import UsageError
 from capsedge.importers.family import Floats, Weights
-from capsedge.runtime.files.json_documents import MalformedJson, decode
-from capsedge.runtime.files.toml import read_toml
+from capsedge.runtime.files.documents import MalformedJson, decode, read_toml
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,8 @@ from capsedge.models.user.weights import (
 )
 from capsedge.models.weight_names import common_prefixes, unnamed_in, unnamed_only, without_wrappers
 from capsedge.runtime.files.archives import Archive, BadArchive
+from capsedge.runtime.files.documents import MalformedJson
 from capsedge.runtime.files.formats import identify_path
-from capsedge.runtime.files.json_documents import MalformedJson
 from capsedge.runtime.files.reading import file_size, open_regular_file
 from capsedge.runtime.files.safetensors import TYPES, read_header
 from capsedge.runtime.onnx_file.stored_values import DIVERGED, listed, not_finite

@@ -21,7 +21,7 @@ from capsedge.models.torch_file import BadPickle, read_torch, unreadable
 from capsedge.models.training.recipe import MODEL
 from capsedge.runtime.files import formats
 from capsedge.runtime.files.archives import BadArchive
-from capsedge.runtime.files.json_documents import MalformedJson, parse
+from capsedge.runtime.files.documents import MalformedJson, parse
 from capsedge.runtime.files.reading import file_size, open_regular_file, path_kind
 from capsedge.runtime.files.safetensors import read_header
 from capsedge.runtime.files.writing import WEIGHTS, as_path, write_bytes

@@ -23,7 +23,7 @@ from capsedge.models.config_base import (
 )
 from capsedge.models.fsanet_config import FSANetConfig, PooledFSANetConfig
 from capsedge.models.segcaps_config import CapsuleMap, SegCapsConfig
-from capsedge.runtime.files.json_documents import MalformedJson, check, decode
+from capsedge.runtime.files.documents import MalformedJson, check, decode
 from capsedge.spec import limits
 
 # --- CapsNet ---

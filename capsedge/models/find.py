@@ -1,4 +1,4 @@
-"""Find the model for a name or a checkpoint, with its weights. Needs torch."""
+"""Find the model for a name or a checkpoint, with its weights; and what each model takes. Needs torch."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from capsedge.errors import EnvironmentProblem, UsageError
 from capsedge.models import CapsuleModel, build, get_config
 from capsedge.models.checkpoint import load_checkpoint
+from capsedge.models.registry import MODELS
 from capsedge.runtime import zoo
 from capsedge.spec.vocabularies import ZOO_ROUTINGS
 
@@ -109,3 +110,61 @@ def find_checkpoint_of(model: str) -> Path:
 def is_file(model: str | Path) -> bool:
     """Whether it is the path of a checkpoint rather than the name of a model."""
     return os.path.lexists(model) or bool(Path(model).suffix)
+
+
+_FLASH = 2 << 20  # bytes of a common microcontroller
+_CODE = 0.1  # of the flash, reserved for the program
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """A model of the registry.
+
+    Attributes:
+        name: in the registry.
+        parameters: trainable ones, including the decoder's.
+        height, width, channels: size of the input.
+        classes: default number of classes; a folder of images sets its own.
+        routing: ``dynamic``, ``em`` or ``attention``.
+        int8_bytes: bytes of the weights at one byte each, without the decoder's.
+        fits_flash: whether these and a program fit a microcontroller with 2 MB of flash. Memory for
+            activations is not considered; ``--fit`` of the C target checks it.
+        trained: whether the package has weights for it.
+    """
+
+    name: str
+    parameters: int
+    height: int
+    width: int
+    channels: int
+    classes: int
+    routing: str
+    int8_bytes: int
+    fits_flash: bool
+    trained: bool
+
+
+def model_sizes() -> list[ModelSize]:
+    """All models, smallest first; no memory is allocated for their weights."""
+    found = []
+    for name, config in MODELS.items():
+        with torch.device("meta"):
+            model = build(config)
+        parameters = sum(p.numel() for p in model.parameters())
+        decoder = 0 if model.decoder is None else sum(p.numel() for p in model.decoder.parameters())
+        prep = config.preprocessing
+        found.append(
+            ModelSize(
+                name,
+                parameters,
+                prep.height,
+                prep.width,
+                prep.channels,
+                config.classes,
+                config.routing,
+                parameters - decoder,
+                parameters - decoder <= (1 - _CODE) * _FLASH,
+                zoo.checkpoint_of_model(name) is not None,
+            )
+        )
+    return sorted(found, key=lambda each: each.parameters)

@@ -33,10 +33,9 @@ from capsedge.optimization.prune_groups import groups, keep_units
 from capsedge.optimization.prune_options import PruneOptions
 from capsedge.optimization.prune_report import PruningReport, Round, Size
 from capsedge.options import takes
-from capsedge.runtime.files import json_documents
-from capsedge.runtime.files.json_documents import MalformedJson, dump
+from capsedge.runtime.files import documents
+from capsedge.runtime.files.documents import MalformedJson, changed_settings, dump
 from capsedge.runtime.files.reading import path_kind
-from capsedge.runtime.files.settings import changed_settings
 from capsedge.runtime.files.writing import (
     REJECTED,
     WEIGHTS,
@@ -79,7 +78,7 @@ def open_work(folder: Path, settings: str, resume: bool) -> None:
             "Add --resume to continue it, or remove the folder.",
         )
     try:
-        changed = changed_settings(json_documents.read(place), json.loads(settings))
+        changed = changed_settings(documents.read(place), json.loads(settings))
     except MalformedJson as error:
         raise ArtefactError(f"{place} is damaged.", f"{error}.", "Remove the folder.") from error
     if changed:

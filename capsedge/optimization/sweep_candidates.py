@@ -16,8 +16,8 @@ from capsedge.exporters.frozen_couplings import describe_frozen, freeze
 from capsedge.graph.ir import copy_of
 from capsedge.graph.write_shapes import write_shapes
 from capsedge.models.find import NamedModel
-from capsedge.runtime.files import json_documents, reading
-from capsedge.runtime.files.json_documents import MalformedJson, decode
+from capsedge.runtime.files import documents, reading
+from capsedge.runtime.files.documents import MalformedJson, decode
 from capsedge.runtime.files.writing import make_folder, sha256, write_bytes, write_text
 
 # --- State from which an interrupted sweep can be resumed ---
@@ -83,7 +83,7 @@ class State:
 
     def _read(self) -> None:
         try:
-            document = decode(_SweepDocument, json_documents.read(self._path))
+            document = decode(_SweepDocument, documents.read(self._path))
             if document.schema != SCHEMA:
                 raise MalformedJson(f"schema {document.schema}, not {SCHEMA}")
         except MalformedJson as error:

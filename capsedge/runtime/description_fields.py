@@ -17,8 +17,7 @@ from typing import Any
 from capsedge.errors import UsageError
 from capsedge.options import bounds, number, whole, within, words
 from capsedge.runtime.files import reading
-from capsedge.runtime.files.json_documents import MalformedJson
-from capsedge.runtime.files.toml import read_toml
+from capsedge.runtime.files.documents import MalformedJson, read_toml
 from capsedge.runtime.metadata.metadata import Outputs
 from capsedge.runtime.user_metadata import Description
 from capsedge.spec import limits

@@ -9,7 +9,7 @@ from typing import Any
 from capsedge.datasets import ImageSet
 from capsedge.errors import ArtefactError
 from capsedge.metrics import Decisions, allowed_share
-from capsedge.runtime.files.json_documents import MalformedJson, parse
+from capsedge.runtime.files.documents import MalformedJson, parse
 from capsedge.runtime.onnx_file.summary import read_harmless
 from capsedge.runtime.session.session import Session
 from capsedge.spec.fields import QUANTIZATION_KEY

@@ -316,7 +316,7 @@ def _safetensors() -> Iterable[bytes]:
 def _read_config(data: bytes) -> None:
     from capsedge.models.checkpoint import _shapes
     from capsedge.models.configs import config_from_dict
-    from capsedge.runtime.files.json_documents import MalformedJson, parse
+    from capsedge.runtime.files.documents import MalformedJson, parse
 
     try:
         values = parse(data)
@@ -648,7 +648,7 @@ def _repositories() -> Iterable[bytes]:
         yield json.dumps({**declared, "mount": mount, "files": {}}).encode()
 
 
-_JSON = ("capsedge.runtime.files.json_documents",)
+_JSON = ("capsedge.runtime.files.documents",)
 READERS: dict[str, Reader] = {
     "images": Reader(
         _read_image, _images,
@@ -670,7 +670,7 @@ READERS: dict[str, Reader] = {
     "torch": Reader(
         _read_torch, _torch,
         ("capsedge.models.torch_file", "capsedge.models.checkpoint", "torch._weights_only_unpickler",
-         "capsedge.runtime.files.archives", "capsedge.runtime.files.json_documents", "zipfile"),
+         "capsedge.runtime.files.archives", "capsedge.runtime.files.documents", "zipfile"),
     ),
     "module": Reader(
         _load_weights, _torch,

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from capsedge.runtime.backends.cuda_nodes import NATIVE_TYPES as TYPES
-from capsedge.runtime.backends.cuda_nodes import NativeAttribute, NativeTensor
+from capsedge.runtime.backends.cuda_operators import NATIVE_TYPES as TYPES
+from capsedge.runtime.backends.cuda_operators import NativeAttribute, NativeTensor
 from capsedge.runtime.backends.native_library import find_library
 from capsedge.spec.operators import OPERATORS, WINDOWS_OF
 

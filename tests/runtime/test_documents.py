@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from capsedge.errors import UsageError
-from capsedge.runtime.files.json_documents import MalformedJson, check, decode, parse, read
+from capsedge.runtime.files.documents import MalformedJson, check, decode, parse, read
 from capsedge.spec import limits
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from capsedge.runtime.files.settings import changed_settings
+from capsedge.runtime.files.documents import changed_settings
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from capsedge.models.checkpoint import load_checkpoint, save_checkpoint
 from capsedge.models.training.evaluate import predict_all, typical_input_of_training
 from capsedge.models.training.recipe import TRAINING_KEY
 from capsedge.models.training.train_options import TrainOptions
-from capsedge.runtime.files.json_documents import dump
+from capsedge.runtime.files.documents import dump
 from capsedge.runtime.files.writing import sha256, temporary_folder
 from capsedge.runtime.images.preprocessing import prepare_all
 from capsedge.runtime.metadata.metadata import Preprocessing

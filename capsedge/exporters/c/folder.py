@@ -17,7 +17,7 @@ from capsedge.exporters.c.folder_report import FolderReport, InputRow, LayerRow
 from capsedge.exporters.c.measurement import MeasuredC
 from capsedge.exporters.c.source import Library, header, source
 from capsedge.runtime.files import reading
-from capsedge.runtime.files.json_documents import decode, parse
+from capsedge.runtime.files.documents import decode, parse
 from capsedge.runtime.files.text import format_bytes, printable
 from capsedge.runtime.files.writing import unchanged
 from capsedge.runtime.metadata.metadata import ModelMetadata

@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.library import CustomOpDef  # type: ignore[attr-defined]
 
 from capsedge.errors import EnvironmentProblem
-from capsedge.runtime.backends.cuda_nodes import CudaNode, cuda_node
-from capsedge.runtime.backends.cuda_operators import find_parts, load_problem
+from capsedge.runtime.backends.cuda_operators import CudaNode, cuda_node, find_parts, load_problem
 from capsedge.runtime.backends.onnxruntime_session import NoKernelsHere, kernels_problem
 from capsedge.spec.operators import OPERATORS, Operator
 

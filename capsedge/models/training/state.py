@@ -17,8 +17,7 @@ from capsedge.models.configs import ModelConfig
 from capsedge.models.torch_file import BadPickle, read_torch, unreadable
 from capsedge.runtime.files import reading
 from capsedge.runtime.files.archives import BadArchive
-from capsedge.runtime.files.json_documents import MalformedJson, decode, parse
-from capsedge.runtime.files.settings import changed_settings
+from capsedge.runtime.files.documents import MalformedJson, changed_settings, decode, parse
 from capsedge.spec import limits
 
 # Values that change from step to step; everything else must equal this run's.

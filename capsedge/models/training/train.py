@@ -26,7 +26,7 @@ from capsedge.models.training.losses import batch_loss, fast_math
 from capsedge.models.training.recipe import HISTORY, MODEL, STATE, TRAINING_KEY, Recipe, run_files
 from capsedge.models.training.state import fill, read_state, shared_weights
 from capsedge.runtime.files import reading
-from capsedge.runtime.files.json_documents import dump
+from capsedge.runtime.files.documents import dump
 from capsedge.runtime.files.writing import check_writable, make_folder, write_bytes, write_text
 from capsedge.runtime.metadata.origin import TRAINING_SPLIT_KEY, TrainingSplit
 from capsedge.runtime.metadata.typical_input import TYPICAL_INPUT_KEY, TypicalInput

@@ -27,7 +27,7 @@ from capsedge.models.user.code import code_location, described, is_user_code, on
 from capsedge.models.user.example_inputs import in_order, in_order_of
 from capsedge.models.user.unsaved_tensors import check_saved
 from capsedge.models.user.weights import load_weights
-from capsedge.runtime.files.json_documents import MalformedJson, parse
+from capsedge.runtime.files.documents import MalformedJson, parse
 from capsedge.runtime.files.writing import sha256
 
 _LINES = 20  # maximum number of lines of a message, after the first

@@ -33,7 +33,7 @@ from capsedge.models.weight_names import (
     without_wrappers,
 )
 from capsedge.runtime.files.archives import BadArchive
-from capsedge.runtime.files.json_documents import MalformedJson
+from capsedge.runtime.files.documents import MalformedJson
 from capsedge.runtime.files.reading import file_size, open_regular_file
 from capsedge.runtime.files.safetensors import read_header
 from capsedge.spec import limits

@@ -263,7 +263,7 @@ CUDA = 13  # whose compiler makes the kernels: an older driver does not know its
 _MODULE = "capsedge_cuda"
 _FILE = "kernels.fatbin"
 # It is on no package index yet.
-HOW_TO_GET = (
+HOW_TO_GET_KERNELS = (
     "In a checkout of this version: `make cuda-wheel`, then `pip install dist/capsedge_cuda-*.whl`."
 )
 
@@ -281,7 +281,7 @@ def find_cuda_kernels() -> Path | None:
         raise EnvironmentProblem(
             "The package capsedge-cuda is damaged.",
             f"{file} is missing.",
-            HOW_TO_GET,
+            HOW_TO_GET_KERNELS,
         )
     return file
 
@@ -297,7 +297,7 @@ def find_package() -> Path | None:
         raise EnvironmentProblem(
             "The installed CUDA kernels are of another version than capsedge.",
             f"capsedge-cuda is {version}, and capsedge is {VERSION}.",
-            HOW_TO_GET,
+            HOW_TO_GET_KERNELS,
         )
     return Path(str(module.__file__)).parent
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from capsedge.errors import ArtefactError
-from capsedge.runtime.files.json_documents import MalformedJson, decode, parse
+from capsedge.runtime.files.documents import MalformedJson, decode, parse
 from capsedge.runtime.files.reading import file_size, open_regular_file
 from capsedge.spec import limits
 

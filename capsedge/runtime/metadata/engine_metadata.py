@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from capsedge.errors import ArtefactError
-from capsedge.runtime.files import json_documents
-from capsedge.runtime.files.json_documents import MalformedJson, decode
+from capsedge.runtime.files import documents
+from capsedge.runtime.files.documents import MalformedJson, decode
 from capsedge.runtime.files.reading import file_size, open_regular_file, path_kind
 from capsedge.runtime.files.writing import sha256, with_suffix_appended, write_text
 from capsedge.runtime.metadata.metadata import ModelMetadata
@@ -204,7 +204,7 @@ def read(engine: Path) -> EngineMetadata:
             "Copy both files, or build the engine here: `capsedge build MODEL.onnx`.",
         )
     try:
-        values = decode(dict[str, Any], json_documents.read(path, limits.METADATA_VALUES))
+        values = decode(dict[str, Any], documents.read(path, limits.METADATA_VALUES))
         schema = decode(int, values.pop("schema", None), "schema")
         if schema != ENGINE_SCHEMA:
             raise MalformedJson(f"schema {schema}; this version of capsedge reads {ENGINE_SCHEMA}")

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Any
 
 from capsedge.errors import ArtefactError
-from capsedge.runtime.files.json_documents import MalformedJson, decode, dump, parse
+from capsedge.runtime.files.documents import MalformedJson, decode, dump, parse
 from capsedge.runtime.metadata.cascade_metadata import Cascade
 from capsedge.runtime.metadata.origin import Origin, TrainingSplit
 from capsedge.runtime.metadata.scores import ChosenScores

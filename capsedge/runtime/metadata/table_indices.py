@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from capsedge.errors import ArtefactError, ShapeError, UsageError
 from capsedge.runtime.backends.backend import Port
-from capsedge.runtime.files.json_documents import MalformedJson, decode, dump, parse
+from capsedge.runtime.files.documents import MalformedJson, decode, dump, parse
 from capsedge.spec.fields import INPUTS_KEY
 
 # ONNX Runtime's words for an index that a table does not have.

@@ -1,4 +1,4 @@
-/** Read JSON from files, bounded and strict, as in `json_documents.py`. */
+/** Read JSON from files, bounded and strict, as in `documents.py`. */
 import { Malformed } from "./errors.js";
 import { JSON_DEPTH, METADATA_VALUES } from "./generated/spec.js";
 import { grouped, short } from "./text.js";

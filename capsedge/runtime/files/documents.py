@@ -1,4 +1,4 @@
-"""Read and write JSON documents: bounded when parsed, typed when used.
+"""Read and write JSON documents, bounded when parsed and typed when used; read TOML; compare settings.
 
 This is the only reader of models' metadata, engines' metadata files, configurations, calibration
 tables and headers. `parse` returns plain values within the limits; `decode` turns them into a
@@ -11,12 +11,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import sys
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union
 
+from capsedge.errors import EnvironmentProblem
 from capsedge.runtime.files.reading import open_regular_file
 from capsedge.spec import limits
 
@@ -267,3 +269,81 @@ def _short(text: str, most: int = 80) -> str:
 def _wrong(name: str, value: Any, wanted: str) -> MalformedJson:
     kind = _NAMES.get(type(value), type(value).__name__)
     return MalformedJson(f"{_short(name) or 'the document'} is {kind}, wanted {wanted}")
+
+
+_MOST = 4 * limits.MIB  # tomllib takes seconds for it
+
+
+def read_toml(path: Path | str, fix: str) -> dict[str, Any]:
+    """The plain values of a file: no dates, no infinite numbers, and not too many.
+
+    Args:
+        fix: what to do if it is no file.
+
+    Raises:
+        UsageError: it cannot be opened.
+        MalformedJson: it is not TOML, too large, or has other values.
+        EnvironmentProblem: Python is older than 3.11 and tomli is not installed.
+    """
+    with open_regular_file(path, fix) as file:
+        data = file.read(_MOST + 1)
+    if len(data) > _MOST:
+        raise MalformedJson(f"it has over {_MOST // limits.MIB} MiB")
+    try:
+        return dict(check(_parsed(data)))
+    except (ValueError, RecursionError) as error:
+        raise MalformedJson(f"{error}") from error
+
+
+def _parsed(data: bytes) -> dict[str, Any]:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        try:
+            import tomli as tomllib
+        except ImportError as error:
+            raise EnvironmentProblem(
+                "TOML files need tomli.", f"{error}.", "pip install 'capsedge[build]'"
+            ) from error
+    return tomllib.loads(data.decode())
+
+
+_SHOWN = 4
+_MISSING = object()
+
+
+def changed_settings(stored: Any, current: Any) -> str:
+    """What differs, in words: ``lr was 0.001 and is now 0.002``; empty if nothing does.
+
+    Args:
+        stored: settings of the unfinished run, as plain values; may come from a damaged file.
+        current: those of this run.
+    """
+    before, now = dict(_leaves(stored)), dict(_leaves(current))
+    changes = [
+        f"{name} {_was(before.get(name, _MISSING))} and {_is(now.get(name, _MISSING))}"
+        for name in [*now, *(name for name in before if name not in now)]
+        if before.get(name, _MISSING) != now.get(name, _MISSING)
+    ]
+    more = len(changes) - _SHOWN
+    return "; ".join(changes[:_SHOWN]) + (f"; and {more} more" if more > 0 else "")
+
+
+def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """The single values with the names that lead to them; lists of plain values are one value."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _leaves(inner, f"{name}.{key}" if name else f"{key}")
+    elif isinstance(value, Sequence) and any(isinstance(inner, Mapping) for inner in value):
+        for inner in value:
+            yield from _leaves(inner, name)
+    else:
+        yield name or "the settings", list(value) if isinstance(value, tuple) else value
+
+
+def _was(value: Any) -> str:
+    return "was not set" if value in (_MISSING, None) else f"was {value!s:.40}"
+
+
+def _is(value: Any) -> str:
+    return "is not set now" if value in (_MISSING, None) else f"is now {value!s:.40}"
