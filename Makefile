@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 # The other systems that types are checked for, each with a cache of its own, which stays valid.
 TYPES := $(foreach system,win32 darwin,"--platform $(system) --cache-dir .mypy_cache/$(system)")
-.PHONY: help demo test test-all test-slow test-nvidia test-ray test-gpu test-gpu-code test-cuda-provider bench-serve runtimes web test-web linker wheels wheels-all cuda-wheel test-wheel test-windows-build test-wine test-release test-arm docs conformance fuzz mutants native-builds cuda lint format clean
+.PHONY: help demo test test-all test-slow test-nvidia test-ray test-gpu test-gpu-code test-cuda-provider bench-serve runtimes web test-web wheels wheels-all cuda-wheel test-wheel test-windows-build test-wine test-release test-arm docs conformance fuzz mutants native-builds cuda lint format clean
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -123,11 +123,10 @@ wheels: $(DEMO) web cuda ## Build the page, the CUDA kernels, the source archive
 	$(BIN)/python $(INSTALL) 'capsedge[release]'
 	$(BIN)/python -m tools.wheels
 
-# Before half an hour of compiling, not after it.
-linker: $(DEMO)
+# Asks for the linker before half an hour of compiling, not after it.
+wheels-all: $(DEMO) ## Build what `make wheels` builds, and the wheels for Windows and macOS (which needs lld-19)
 	@$(BIN)/python -c 'from tools.macos.link import linker; linker()'
-
-wheels-all: linker web cuda ## Build what `make wheels` builds, and the wheels for Windows and macOS (which needs lld-19)
+	$(MAKE) web cuda
 	$(BIN)/python $(INSTALL) 'capsedge[release]'
 	$(BIN)/python -m tools.wheels --all
 
