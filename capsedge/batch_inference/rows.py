@@ -15,7 +15,7 @@ from capsedge.batch_inference.items import PART_ROWS, Item
 from capsedge.batch_inference.parquet import import_parquet, readable_errors
 from capsedge.errors import CapsedgeError, UsageError
 from capsedge.runtime.backends.backend import usable_cores
-from capsedge.runtime.files.text import printable
+from capsedge.runtime.files.text import encodable, printable
 from capsedge.runtime.images.inputs import ImageReader, Size
 from capsedge.runtime.images.preprocessing import sized
 from capsedge.runtime.metadata.metadata import Preprocessing
@@ -148,15 +148,6 @@ class RowMaker:
         if "poses" in self.outputs:
             row["poses"] = prediction.poses.tolist()
         return row
-
-
-def encodable(name: str) -> str:
-    """A name as UTF-8 can hold it: bytes that are not text become escapes (``\\xff``)."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return printable(name)
-    return name
 
 
 def _shaped(image: Any, p: Preprocessing) -> Any:

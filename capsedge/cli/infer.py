@@ -129,8 +129,9 @@ def command(
     Ctrl-C; with --json, each is one line.
     """
     from capsedge.cli._process import contents
+    from capsedge.runtime.images.inputs import image_files
     from capsedge.runtime.load import load
-    from capsedge.runtime.session.classify import classify_files, image_files
+    from capsedge.runtime.session.classify import classify_files
     from capsedge.runtime.video.frames import is_moving
     from capsedge.runtime.zoo import DEFAULT
 

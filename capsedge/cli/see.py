@@ -133,8 +133,8 @@ def command(
     Pictures show reconstructions, pose dimensions, overlapping objects, masks, routing, and the hardest
     images.
     """
+    from capsedge.runtime.images.inputs import image_files
     from capsedge.runtime.load import load
-    from capsedge.runtime.session.classify import image_files
     from capsedge.viz import figure_kinds
     from capsedge.viz.figure import check_picture, save
 

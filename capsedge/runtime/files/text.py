@@ -74,3 +74,12 @@ def format_count(count: float) -> str:
 def format_milliseconds(value: float) -> str:
     """A time in milliseconds with three significant digits or more."""
     return f"{value:.1f}" if value >= 100 else f"{value:.2f}" if value >= 10 else f"{value:.3f}"
+
+
+def encodable(name: str) -> str:
+    """A name as UTF-8 can hold it: bytes that are not text become escapes (``\\xff``)."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return printable(name)
+    return name

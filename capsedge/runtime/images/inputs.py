@@ -407,3 +407,11 @@ def _refused(item: object, name: str) -> UsageError:
     elif isinstance(item, (set, frozenset)):
         fix = "Pass a list, so that the order is defined."
     return UsageError(f"{name} {of_type(item)}.", f"Images are {KINDS}.", fix)
+
+
+def image_files(names: Sequence[Path]) -> list[Path]:
+    """The given files, and the images of given folders, sorted by name."""
+    files: list[Path] = []
+    for name in names:
+        files += folder_images(name) if reading.path_kind(name) == reading.FOLDER else [name]
+    return files

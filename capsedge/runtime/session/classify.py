@@ -12,10 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
-from capsedge.runtime.files import reading
 from capsedge.runtime.files.writing import write_bytes
 from capsedge.runtime.images.decoding import SupportsRead
-from capsedge.runtime.images.inputs import Size, folder_images
+from capsedge.runtime.images.inputs import Size
 from capsedge.runtime.metadata.metadata import Preprocessing
 from capsedge.runtime.metadata.scores import decision_warnings
 from capsedge.runtime.progress import Progress, silent
@@ -56,14 +55,6 @@ class Classified:
         """For a cascade, the share of the images that its large network decided; None for other models."""
         escalated = [p.escalated for p in self.predictions.values() if p.escalated is not None]
         return sum(escalated) / len(escalated) if escalated else None
-
-
-def image_files(names: Sequence[Path]) -> list[Path]:
-    """The given files, and the images of given folders, sorted by name."""
-    files: list[Path] = []
-    for name in names:
-        files += folder_images(name) if reading.path_kind(name) == reading.FOLDER else [name]
-    return files
 
 
 def classify_files(
