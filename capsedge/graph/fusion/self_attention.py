@@ -34,6 +34,8 @@ from capsedge.graph.fusion.votes import VoteSource
 
 _ENDS = 24  # maximum number of tensors after the softmax tried as the result
 _NEAR = 1e-6  # tolerance for couplings and sums
+# FP64's rounding of 1 - exp(-n): more than a whole pose where softmax leaves a parent almost nothing.
+_CANCELLED = 1e-15
 
 
 @dataclass(frozen=True)
@@ -198,7 +200,7 @@ class _Search:
             lambda x: kind(roles.read(x)),
             self.graph.shapes[self.votes],
             STRICT if wide else LOOSE,
-            floor=1e-25 if wide else 1e-6,
+            floor=_CANCELLED if wide else 1e-6,
             roles=roles,
             ranked=True,
         )
