@@ -37,7 +37,9 @@ from capsedge.graph.fusion.free_length import (
     NotFree,
     at_length,
     free_lengths,
-    optimized_at_two,
+    in_words,
+    lengths_of,
+    optimized_at_sizes,
     prove_lengths,
 )
 from capsedge.graph.fusion.matcher import (
@@ -180,7 +182,7 @@ def optimize_model(
 def _of_every_length(
     source: onnx.ModelProto, stage: Stage, batch: int | Literal["free", "keep"]
 ) -> OptimizedGraph:
-    """Like ``optimize_model``, for a file with a free axis besides the batch, which stays free.
+    """Like ``optimize_model``, for a file with free axes besides the batch, which stay free.
 
     If that is impossible, the file is only converted to a newer opset.
     """
@@ -194,13 +196,12 @@ def _of_every_length(
         return parts[-1].model, parts[-1].fusion
 
     try:
-        better, fusion = optimized_at_two(source, converted, optimized)
+        better, fusion = optimized_at_sizes(source, converted, optimized)
         stage("proving")
         comparisons, lengths = prove_lengths(source, plain, better)
         if not all_equal(comparisons):
             raise NotFree(_differing(comparisons))
-        free = f"the length stays free: compared at {', '.join(map(str, lengths))}"
-        notes = [*parts[-1].notes, free]
+        notes = [*parts[-1].notes, _lengths_note(source, lengths)]
     except NotFree as error:
         better, fusion = converted, FusionReport()
         stage("proving")
@@ -213,12 +214,32 @@ def _of_every_length(
             ) from error
         if not all_equal(comparisons):
             raise _unprovable(comparisons) from error
-        notes = [f"the file keeps its free length and its nodes: {error}"]
+        notes = [
+            f"the file keeps its free length and its nodes: {_why_not(source, lengths, error)}"
+        ]
         if better.opset_import != source.opset_import:
             write_shapes(better)
-    graph = _values(at_length(plain, TYPICAL if TYPICAL in lengths else lengths[-1]))
+    typical = next((sizes for sizes in lengths if {*sizes} == {TYPICAL}), lengths[-1])
+    graph = _values(at_length(plain, *typical))
     fixed = str(batch) if isinstance(batch, int) else ""
     return _described(source, before, better, fusion, notes, graph, comparisons, fixed)
+
+
+def _lengths_note(source: onnx.ModelProto, lengths: Sequence[tuple[int, ...]]) -> str:
+    """The note that lengths stayed free."""
+    compared = f"compared at {', '.join(map(in_words, lengths))}"
+    names = [length.name for length in lengths_of(source)]
+    if len(names) == 1:
+        return f"the length stays free: {compared}"
+    return f"the lengths {', '.join(names[:-1])} and {names[-1]} stay free: {compared}"
+
+
+def _why_not(source: onnx.ModelProto, lengths: Sequence[tuple[int, ...]], error: Exception) -> str:
+    """Why the nodes stay. Several lengths at which the file ran only where they are equal, are one."""
+    names = [length.name for length in lengths_of(source)]
+    if len(names) == 1 or any(len(set(sizes)) > 1 for sizes in lengths):
+        return str(error)
+    return f"it runs only where {', '.join(names[:-1])} and {names[-1]} are equal: give these axes one name"
 
 
 def _described(
