@@ -196,14 +196,37 @@ def prove_lengths(
         original = Original(at_length(source, *sizes).SerializeToString())
         original.batch = 0 if graph.free else graph.batch
         found += [
-            replace(c, case=f"{c.case}, length {in_words(sizes)}")
+            replace(c, case=f"{c.case}, length {_in_words(sizes)}")
             for c in prove(original, at_length(model, *sizes), graph)
         ]
         lengths.append(sizes)
     return found, lengths
 
 
-def in_words(sizes: Sequence[int]) -> str:
+def free_note(source: onnx.ModelProto, lengths: Sequence[tuple[int, ...]]) -> str:
+    """The note that lengths stayed free."""
+    compared = f"compared at {', '.join(map(_in_words, lengths))}"
+    names = [length.name for length in lengths_of(source)]
+    if len(names) == 1:
+        return f"the length stays free: {compared}"
+    return f"the lengths {', '.join(names[:-1])} and {names[-1]} stay free: {compared}"
+
+
+def kept_note(source: onnx.ModelProto, lengths: Sequence[tuple[int, ...]], error: Exception) -> str:
+    """The note that the nodes stayed, and why: several lengths that cannot differ are in fact one."""
+    names = [length.name for length in lengths_of(source)]
+    if len(names) == 1:
+        return f"the file keeps its free length and its nodes: {error}"
+    counts = [len({*sizes} - {1}) for sizes in lengths]  # 1 also fits where it is repeated
+    equal = any(n == 1 and 1 not in sizes for n, sizes in zip(counts, lengths, strict=True))
+    why = str(error)
+    if equal and max(counts) == 1:
+        both = f"{', '.join(names[:-1])} and {names[-1]}"
+        why = f"it runs only where {both} are equal: give these axes one name"
+    return f"the file keeps its free lengths and its nodes: {why}"
+
+
+def _in_words(sizes: Sequence[int]) -> str:
     """Sizes of the lengths: ``7``, ``7x120``."""
     return "x".join(map(str, sizes))
 

@@ -37,8 +37,8 @@ from capsedge.graph.fusion.free_length import (
     NotFree,
     at_length,
     free_lengths,
-    in_words,
-    lengths_of,
+    free_note,
+    kept_note,
     optimized_at_sizes,
     prove_lengths,
 )
@@ -201,7 +201,7 @@ def _of_every_length(
         comparisons, lengths = prove_lengths(source, plain, better)
         if not all_equal(comparisons):
             raise NotFree(_differing(comparisons))
-        notes = [*parts[-1].notes, _lengths_note(source, lengths)]
+        notes = [*parts[-1].notes, free_note(source, lengths)]
     except NotFree as error:
         better, fusion = converted, FusionReport()
         stage("proving")
@@ -214,32 +214,13 @@ def _of_every_length(
             ) from error
         if not all_equal(comparisons):
             raise _unprovable(comparisons) from error
-        notes = [
-            f"the file keeps its free length and its nodes: {_why_not(source, lengths, error)}"
-        ]
+        notes = [kept_note(source, lengths, error)]
         if better.opset_import != source.opset_import:
             write_shapes(better)
     typical = next((sizes for sizes in lengths if {*sizes} == {TYPICAL}), lengths[-1])
     graph = _values(at_length(plain, *typical))
     fixed = str(batch) if isinstance(batch, int) else ""
     return _described(source, before, better, fusion, notes, graph, comparisons, fixed)
-
-
-def _lengths_note(source: onnx.ModelProto, lengths: Sequence[tuple[int, ...]]) -> str:
-    """The note that lengths stayed free."""
-    compared = f"compared at {', '.join(map(in_words, lengths))}"
-    names = [length.name for length in lengths_of(source)]
-    if len(names) == 1:
-        return f"the length stays free: {compared}"
-    return f"the lengths {', '.join(names[:-1])} and {names[-1]} stay free: {compared}"
-
-
-def _why_not(source: onnx.ModelProto, lengths: Sequence[tuple[int, ...]], error: Exception) -> str:
-    """Why the nodes stay. Several lengths at which the file ran only where they are equal, are one."""
-    names = [length.name for length in lengths_of(source)]
-    if len(names) == 1 or any(len(set(sizes)) > 1 for sizes in lengths):
-        return str(error)
-    return f"it runs only where {', '.join(names[:-1])} and {names[-1]} are equal: give these axes one name"
 
 
 def _described(
