@@ -309,7 +309,7 @@ def _drawn_example(session: Session) -> list[Tensor]:
     """
     tables = _tables(session)
     why = ""
-    for lengths in _lengths_to_try(session.inputs):
+    for lengths in lengths_to_try(session.inputs):
         found = [_rows(port, tables, lengths) for port in session.inputs]
         first = {
             port.name: each[: session.backend.batches.smallest].numpy()
@@ -331,7 +331,7 @@ def _drawn_example(session: Session) -> list[Tensor]:
     )
 
 
-def _lengths_to_try(ports: Sequence[Port]) -> Iterator[dict[str | None, int]]:
+def lengths_to_try(ports: Sequence[Port]) -> Iterator[dict[str | None, int]]:
     """Sizes of the free axes by their names; lengths of several names first differ, then are equal."""
     names = dict.fromkeys(
         size for port in ports for size in port.shape[1:] if not isinstance(size, int)
