@@ -31,6 +31,7 @@ _MADE_AT = (
     ((2, 3), (4, 5), (6, 8)),
 )
 _CHILDREN = re.compile(r"[0-9]+\b")  # their number, in a report
+_VARYING = "a varying number"  # of children, such as two less than a length
 _MOST = len(_MADE_AT[0])  # each further length doubles the work
 PROVED_AT = (1, 2, 7, 50, 120)  # lengths to compare at, if the file accepts them
 TYPICAL = 50  # one of these, at which the file is timed
@@ -129,7 +130,7 @@ def optimized_at_sizes(
             joined.ir_version = max(joined.ir_version, IR_VERSION)
             attach_functions(joined)
         write_shapes(joined)
-        return joined, _named(made[0][1], made[-1][1], lengths, pairs)
+        return joined, named_children(made[0][1], made[-1][1], lengths, pairs)
     raise NotFree(f"it cannot be optimized at a fixed length: {why}")
 
 
@@ -152,7 +153,7 @@ def _joined(
     return models[0]
 
 
-def _named(
+def named_children(
     small: FusionReport,
     large: FusionReport,
     lengths: Sequence[FreeLength],
@@ -174,7 +175,8 @@ def _named(
     fused = []
     for a, b in zip(small.fused, large.fused, strict=True):
         found = [_CHILDREN.match(f.parameters.get("children", "")) for f in (a, b)]
-        if found[0] and found[1] and (name := names.get((found[0][0], found[1][0]))):
+        if found[0] and found[1] and found[0][0] != found[1][0]:
+            name = names.get((found[0][0], found[1][0]), _VARYING)
             children = name + b.parameters["children"][found[1].end() :]
             b = replace(b, parameters={**b.parameters, "children": children})
         fused.append(b)
@@ -237,7 +239,9 @@ def _values(prepared: onnx.ModelProto) -> Iterator[tuple[tuple[int, ...], Values
     equal = [(size,) * count for size in PROVED_AT]
     # Every length has every size once, beside different sizes of the others.
     different = [tuple(PROVED_AT[(k + 2 * n) % tried] for n in range(count)) for k in range(tried)]
-    different.append((TYPICAL,) * count)
+    # Of these, a network that takes no short history has the last one only; so the first is once the longest.
+    longest_first = tuple(itertools.islice(itertools.cycle((120, 7, 50)), count))
+    different += [longest_first, (TYPICAL,) * count]
     accepted = 0
     for combinations in (equal,) if count == 1 else (different, equal):
         for sizes in combinations if not accepted else ():

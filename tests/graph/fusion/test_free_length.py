@@ -14,7 +14,14 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from capsedge.graph.functions import attach_functions
-from capsedge.graph.fusion.free_length import at_length, free_lengths, lengths_of
+from capsedge.graph.fusion import FusedOperator, FusionReport
+from capsedge.graph.fusion.free_length import (
+    FreeLength,
+    at_length,
+    free_lengths,
+    lengths_of,
+    named_children,
+)
 from capsedge.graph.fusion.optimize_graph import optimize_model
 from capsedge.graph.merge import FreeAxis, GraphsDiffer, merge, with_names_of
 from capsedge.runtime.backends.native_library import find_library
@@ -313,3 +320,21 @@ def test_every_free_axis_gets_the_length() -> None:
     fixed = at_length(model, 9)
     assert not free_lengths(fixed)
     assert fixed.graph.input[0].type.tensor_type.shape.dim[1].dim_value == 9
+
+
+def test_numbers_of_children_by_name() -> None:
+    """Numbers that follow a length in another way have no name, and fixed ones stay."""
+
+    def report(*children: int) -> FusionReport:
+        fused = [
+            FusedOperator("VoteRouting", "y", {"children": f"{n} of 13"}) for n in (*children, 13)
+        ]
+        return FusionReport((*fused, FusedOperator("Squash", "x", {})))
+
+    lengths, pairs = [FreeLength("A", ()), FreeLength("B", ())], ((11, 13), (17, 19))
+    found = named_children(
+        report(11, 17, 28, 187, 9), report(13, 19, 32, 247, 11), lengths, pairs
+    ).fused
+    assert [f.parameters.get("children") for f in found] == [
+        "A of 13", "B of 13", "A + B of 13", "A x B of 13", "a varying number of 13", "13 of 13", None
+    ]  # fmt: skip
