@@ -447,7 +447,7 @@ def _runs(subject: Subject, size: int, length: int) -> bool:
     try:
         with torch.no_grad():
             subject.module(
-                *resized([x[:1] for x in subject.example], subject.free_axes, length, size)
+                *resized([x[:1] for x in subject.example], subject.free_axes, {size: length})
             )
     except Exception:  # the author's code may raise anything
         return False

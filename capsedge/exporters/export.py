@@ -87,7 +87,8 @@ def export(
         example: input of your own module: a tensor, a tuple of tensors, or tensors by name for a ``forward``
             that takes one dict; batch first.
         free_axes: of inputs by name, the axes besides the batch that stay free, such as the length of a
-            history: ``{"hist": [1]}``. Axes that have the same size in the example share one length.
+            history: ``{"hist": [1]}``. Axes that have the same size in the example share one length; routing
+            is fused with up to three lengths.
         check_inputs: your own inputs to compare as well (a file, arrays, or a mapping by input name).
             Differences on hard cases outside their range are then only warnings.
         description: classes, preprocessing, task, outputs and typical images, for the metadata: a mapping, a

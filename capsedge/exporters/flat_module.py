@@ -155,18 +155,19 @@ def sized(tensors: Sequence[Tensor], batch: int) -> tuple[Tensor, ...]:
 
 
 def resized(
-    tensors: Sequence[Tensor],
-    free_axes: Sequence[Sequence[int]],
-    length: int,
-    size: int | None = None,
+    tensors: Sequence[Tensor], free_axes: Sequence[Sequence[int]], sizes: Mapping[int, int]
 ) -> list[Tensor]:
-    """Tensors with free axes, or axes of a given size, cut or repeated from the start to another length."""
+    """Tensors with free axes cut or repeated from the start.
+
+    Args:
+        sizes: the new sizes of axes by their old ones; other axes stay as they are.
+    """
     found = list(tensors)
     for n, axes in enumerate(free_axes):
         for axis in axes:
             own = found[n].shape[axis]
-            if size in (None, own):
-                found[n] = found[n].index_select(axis, torch.arange(length) % own)
+            if own in sizes:
+                found[n] = found[n].index_select(axis, torch.arange(sizes[own]) % own)
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
@@ -99,7 +100,7 @@ def input_cases(example: Sequence[Tensor], batches: Sequence[int]) -> list[Case]
     return [(f"{kind}, batch {n}", fill(kind, n)) for n in batches for kind in kinds]
 
 
-LENGTHS = (1, 2, 7)  # lengths of free axes, besides the example's length and twice that
+LENGTHS = (1, 2, 7)  # of free axes, besides the example's length and twice that
 
 
 def length_cases(
@@ -110,20 +111,34 @@ def length_cases(
 ) -> list[Case]:
     """Inputs of other lengths: the example, cut or repeated from the start.
 
+    Several lengths differ from each other in all cases that their limits permit.
+
     Args:
-        free_axes: free axes of each input.
+        free_axes: free axes of each input; those of one size have one length.
         most: for each input, the largest size of each axis (0: any), which no case exceeds; empty without
             limits.
     """
-    longest = max(x.shape[k] for x, axes in zip(example, free_axes, strict=True) for k in axes)
-    limits = [m[k] for m, axes in zip(most, free_axes, strict=bool(most)) for k in axes if m[k]]
-    lengths = [min([length, *limits]) for length in (*LENGTHS, 2 * longest)]
+    limits: dict[int, int] = {}  # of each length, by its size in the example
+    for n, (x, axes) in enumerate(zip(example, free_axes, strict=True)):
+        for k in axes:
+            size, largest = int(x.shape[k]), most[n][k] if most else 0
+            known = limits.get(size, 0)
+            limits[size] = min(known, largest) if known and largest else known or largest
+    tried = {size: (*LENGTHS, 2 * size) for size in limits}
+    combinations = {
+        tuple(
+            min(tried[size][(k + n) % len(tried[size])], limit or sys.maxsize)
+            for n, (size, limit) in enumerate(limits.items())
+        ): None
+        for k in range(len(LENGTHS) + 1)
+    }
     cases: list[Case] = []
-    for length in dict.fromkeys(lengths):
-        for name, tensors in input_cases(resized(example, free_axes, length), batches):
+    for sizes in combinations:
+        other = resized(example, free_axes, dict(zip(limits, sizes, strict=True)))
+        for name, tensors in input_cases(other, batches):
             kind, _, batch = name.partition(",")
             if kind in ("uniform", "normal"):
-                cases.append((f"{kind} of length {length},{batch}", tensors))
+                cases.append((f"{kind} of length {'x'.join(map(str, sizes))},{batch}", tensors))
     return cases
 
 

@@ -68,11 +68,11 @@ def merge(
     if len(model.graph.node) != len(other.graph.node):
         raise GraphsDiffer(f"the number of nodes depends on {free.name}")
     graph, stored = Graph.of(model.graph), Graph.of(other.graph).initializers
-    twins = _twins(graph, stored, other.graph.node, free)
+    twins = _twins(graph, stored, other.graph.node, free.name)
     if twins.keys() != graph.initializers.keys() or len(twins) != len(stored):
         raise GraphsDiffer(f"the constants depend on {free.name}")
     made = _Computed(free, free.source or model.graph.input[0].name)
-    arrays = None if original is None else SizeNodes(original)
+    arrays = None if original is None else SizeNodes(original, model)
     kept: list[onnx.TensorProto] = []
     for tensor in graph.initializers.values():
         a, b = (numpy_helper.to_array(t) for t in (tensor, stored[twins[tensor.name]]))
@@ -98,6 +98,31 @@ def merge(
     replace(model.graph.node, [*made.nodes, *array_nodes, *model.graph.node])
     _merge_shapes(model, other, free)
     return model
+
+
+def with_names_of(first: onnx.ModelProto, other: onnx.ModelProto, what: str) -> onnx.ModelProto:
+    """A graph made at other sizes with the first one's names of constants, which may contain the sizes.
+
+    Numbers that are computed get the names of their constants, and the graphs of further sizes must agree.
+
+    Args:
+        what: what the sizes are of, in errors.
+
+    Raises:
+        GraphsDiffer: nodes differ.
+    """
+    mine, its = (_constants_stored(copy_of(m)) for m in (first, other))
+    stored = Graph.of(its.graph).initializers
+    twins = _twins(Graph.of(mine.graph), stored, its.graph.node, what)
+    names = {theirs: own for own, theirs in twins.items()}
+    if names.keys() != stored.keys():
+        raise GraphsDiffer(f"the constants depend on {what}")
+    for tensor in its.graph.initializer:
+        tensor.name = names[tensor.name]
+    for node in its.graph.node:
+        for k, read in enumerate(node.input):
+            node.input[k] = names.get(read, read)
+    return its
 
 
 def _merge_shapes(model: onnx.ModelProto, other: onnx.ModelProto, free: FreeAxis) -> None:
@@ -132,13 +157,14 @@ def _twins(
     graph: Graph,
     stored: Container[str],
     others: Iterable[onnx.NodeProto],
-    free: FreeAxis,
+    what: str,
 ) -> dict[str, str]:
     """Map every constant to its name in the other graph; names may contain the size.
 
     Args:
         stored: the constants of the other graph.
         others: its nodes.
+        what: what differs.
 
     Raises:
         GraphsDiffer: the nodes are not the same.
@@ -147,12 +173,12 @@ def _twins(
     twins = {name: name for name in mine if name in stored and name not in graph.used}
     for a, b in zip(graph.nodes, others, strict=True):
         if _key(a) != _key(b) or len(a.input) != len(b.input):
-            raise GraphsDiffer(f"{a.op_type} {a.name} depends on {free.name}")
+            raise GraphsDiffer(f"{a.op_type} {a.name} depends on {what}")
         for x, y in zip(a.input, b.input, strict=True):
             if (x in mine) != (y in stored) or (x not in mine and x != y):
-                raise GraphsDiffer(f"{a.op_type} {a.name} depends on {free.name}")
+                raise GraphsDiffer(f"{a.op_type} {a.name} depends on {what}")
             if x in mine and twins.setdefault(x, y) != y:
-                raise GraphsDiffer(f"the constant {x} depends on {free.name}")
+                raise GraphsDiffer(f"the constant {x} depends on {what}")
     return twins
 
 

@@ -5,29 +5,38 @@ Examples are positions (``arange(length)``) and the rows of a table cut to a len
 
 from __future__ import annotations
 
+import itertools
+
 import onnx
 
 from capsedge.graph.ir import Graph, has_inner_graphs
 
 FOLDED = "/constant"  # suffix of the name of a computed tensor's value
-_PREFIX = "sizes/"  # prefix of the names of copies
+_PREFIX = "sizes"  # begins the names of copies
 
 
 class SizeNodes:
     """Copies of such nodes, to be put into another graph with the same inputs.
+
+    Args:
+        model: the graph that has the nodes.
+        target: the graph that they are for, which may have earlier copies.
 
     Attributes:
         nodes: copied so far, in the order of the graph.
         stored: the constants that they read.
     """
 
-    def __init__(self, model: onnx.ModelProto) -> None:
+    def __init__(self, model: onnx.ModelProto, target: onnx.ModelProto) -> None:
         self.nodes: list[onnx.NodeProto] = []
         self.stored: list[onnx.TensorProto] = []
         self._graph = Graph.of(model.graph)
         self._inputs = {value.name for value in model.graph.input}
         self._constants = self._graph.initializers
         self._copied: set[str | int] = set()  # constants by name, nodes by number
+        present = {name.partition("/")[0] for n in target.graph.node for name in n.output}
+        names = (f"{_PREFIX}{n or ''}" for n in itertools.count())
+        self._prefix = next(name for name in names if name not in present) + "/"
 
     def add(self, name: str) -> bool:
         """Copy the nodes that compute a tensor or its folded value; returns whether sizes determine it."""
@@ -38,7 +47,7 @@ class SizeNodes:
         for k in sorted(needed - self._copied):
             self._copied.add(k)
             self.nodes.append(self._copy(self._graph.nodes[k]))
-        self.nodes.append(onnx.helper.make_node("Identity", [_PREFIX + computed], [name]))
+        self.nodes.append(onnx.helper.make_node("Identity", [self._prefix + computed], [name]))
         return True
 
     def _needed(self, name: str) -> set[int]:
@@ -61,15 +70,15 @@ class SizeNodes:
     def _copy(self, node: onnx.NodeProto) -> onnx.NodeProto:
         copy = onnx.NodeProto()
         copy.CopyFrom(node)
-        copy.name = _PREFIX + node.output[0]
+        copy.name = self._prefix + node.output[0]
         for k, read in enumerate(node.input):
             if read in self._constants and read not in self._copied:
                 self._copied.add(read)
                 self.stored.append(onnx.TensorProto())
                 self.stored[-1].CopyFrom(self._constants[read])
-                self.stored[-1].name = _PREFIX + read
+                self.stored[-1].name = self._prefix + read
             if read and read not in self._inputs:
-                copy.input[k] = _PREFIX + read
+                copy.input[k] = self._prefix + read
         for k, made in enumerate(node.output):
-            copy.output[k] = _PREFIX + made
+            copy.output[k] = self._prefix + made
         return copy

@@ -298,6 +298,7 @@ def _fitting(port: Port, value: NDArray[Any], subject: str) -> NDArray[Any]:
 
 
 LENGTHS = (50, 7, 2, 1)  # of free axes, of which the first is taken that the file takes
+_APART = 3  # by which several lengths differ
 
 
 def _drawn_example(session: Session) -> list[Tensor]:
@@ -307,10 +308,9 @@ def _drawn_example(session: Session) -> list[Tensor]:
         UsageError: the file states too little, or takes none of these.
     """
     tables = _tables(session)
-    free = any(not isinstance(size, int) for port in session.inputs for size in port.shape[1:])
     why = ""
-    for length in LENGTHS if free else (1,):
-        found = [_rows(port, tables, length) for port in session.inputs]
+    for lengths in lengths_to_try(session.inputs):
+        found = [_rows(port, tables, lengths) for port in session.inputs]
         first = {
             port.name: each[: session.backend.batches.smallest].numpy()
             for port, each in zip(session.inputs, found, strict=True)
@@ -331,8 +331,19 @@ def _drawn_example(session: Session) -> list[Tensor]:
     )
 
 
-def _rows(port: Port, tables: Mapping[str, int], length: int) -> Tensor:
-    shape = (GENERATED, *(size if isinstance(size, int) else length for size in port.shape[1:]))
+def lengths_to_try(ports: Sequence[Port]) -> Iterator[dict[str | None, int]]:
+    """Sizes of the free axes by their names; lengths of several names first differ, then are equal."""
+    names = dict.fromkeys(
+        size for port in ports for size in port.shape[1:] if not isinstance(size, int)
+    )
+    for length in LENGTHS if names else (1,):
+        for apart in (_APART, 0) if len(names) > 1 else (0,):
+            yield {name: max(1, length - k * apart) for k, name in enumerate(names)}
+
+
+def _rows(port: Port, tables: Mapping[str, int], lengths: Mapping[str | None, int]) -> Tensor:
+    sizes = (size if isinstance(size, int) else lengths[size] for size in port.shape[1:])
+    shape = (GENERATED, *sizes)
     kind = getattr(torch, port.dtype)
     if port.dtype.startswith("float"):
         return torch.zeros(shape, dtype=kind)

@@ -52,6 +52,50 @@ def test_one_file_for_every_length(tmp_path: Path) -> None:
     assert certificate.samples["images"] == 64
 
 
+class Bought(nn.Module):
+    """A history of clicks, and one of purchases with their weights; of at most twelve purchases."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clicks, self.bought = AnyLength(each=True), AnyLength(each=False)
+        self.places = nn.Embedding(12, 1)
+
+    def forward(self, clicks: Tensor, bought: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        place = self.places(torch.arange(bought.shape[1]))[:, 0]
+        return self.clicks(clicks), self.bought(bought) + (weights * place).sum(1)[:, None, None]
+
+
+@pytest.mark.thorough
+def test_one_file_for_histories_of_two_lengths(tmp_path: Path) -> None:
+    """Inputs whose examples have the same size share a length; each length has its own maximum."""
+
+    def given(batch: int, clicked: int, owned: int) -> dict[str, Tensor]:
+        weights = torch.linspace(0, 1, batch * owned).reshape(batch, owned)
+        return {
+            "clicks": histories(batch, clicked), "bought": histories(batch, owned), "weights": weights
+        }  # fmt: skip
+
+    module, path = Bought().eval(), tmp_path / "m.onnx"
+    axes = {"clicks": [1], "bought": [1], "weights": [1]}
+    report = capsedge.export(module, path, example=given(4, 9, 6), free_axes=axes)
+    assert report.inputs == {"clicks": ["N", "L"], "bought": ["N", "L2"], "weights": ["N", "L2"]}
+    assert [f.parameters["children"] for f in report.fusion.fused] == ["L of 6", "L2 of 6"]
+    lengths = {case.case.partition(",")[0] for case in report.parity}
+    assert {"uniform of length 1x2", "normal of length 18x1"} <= lengths
+    with capsedge.load(path) as session:
+        for clicked, owned in ((1, 12), (7, 1), (50, 3), (120, 12)):
+            inputs = given(3, clicked, owned)
+            with torch.no_grad():
+                wanted = module(**inputs)
+            for found, right in zip(session.run(inputs).values(), wanted, strict=True):
+                np.testing.assert_allclose(found, right.numpy(), atol=2e-6, rtol=1e-4)
+        with pytest.raises(ShapeError, match="'bought' is too long for the network"):
+            session.run(given(3, 7, 13))
+        with pytest.raises(ShapeError, match="'bought' and 'weights' do not fit together"):
+            session.run(given(3, 7, 5) | {"weights": torch.rand(3, 4)})
+    assert capsedge.verify(module, path).passed
+
+
 @pytest.mark.thorough
 def test_weights_for_each_position_fix_the_length(tmp_path: Path) -> None:
     class Positions(nn.Module):
@@ -237,4 +281,19 @@ def test_examples_of_other_lengths_go_on_from_the_begin() -> None:
     cut = dict(length_cases(example, [(1,), ()], (2,), [(0, 5), ()]))
     assert {name.partition(",")[0] for name in cut if name.startswith("normal")} == {
         f"normal of length {n}" for n in (1, 2, 5)
+    }
+
+
+def test_examples_of_two_lengths_differ_from_each_other() -> None:
+    example = [torch.zeros(2, 3), torch.zeros(2, 8), torch.zeros(2, 4, 3)]
+    cases = dict(length_cases(example, [(1,), (1,), (2,)], (2,), [(0, 0), (0, 6), (0, 0, 0)]))
+    assert {
+        name: [list(x.shape) for x in tensors]
+        for name, tensors in cases.items()
+        if "uniform" in name
+    } == {
+        "uniform of length 1x2, batch 2": [[2, 1], [2, 2], [2, 4, 1]],
+        "uniform of length 2x6, batch 2": [[2, 2], [2, 6], [2, 4, 2]],
+        "uniform of length 7x6, batch 2": [[2, 7], [2, 6], [2, 4, 7]],
+        "uniform of length 6x1, batch 2": [[2, 6], [2, 1], [2, 4, 6]],
     }

@@ -17,7 +17,8 @@ from torch import Tensor, nn  # noqa: E402
 
 import capsedge  # noqa: E402
 from capsedge.errors import ArtefactError, ShapeError, UsageError  # noqa: E402
-from capsedge.verification.sample_inputs import SEVERAL, array_runs  # noqa: E402
+from capsedge.runtime.backends.backend import Port  # noqa: E402
+from capsedge.verification.sample_inputs import SEVERAL, array_runs, lengths_to_try  # noqa: E402
 
 
 class Words(nn.Module):
@@ -174,3 +175,14 @@ def test_a_file_that_takes_nothing_that_is_drawn(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be drawn") as caught:
         capsedge.verify(nn.Identity(), tmp_path / "m.onnx")
     assert "inputs='data.npz'" in str(caught.value)
+
+
+def test_lengths_that_are_tried() -> None:
+    """Several first differ; a network that adds the histories takes equal ones only."""
+    ports = [
+        Port(name, ("N", length), "int64") for name, length in (("a", "L"), ("b", "L"), ("c", "L2"))
+    ]
+    assert list(lengths_to_try([Port("a", ("N", 3), "int64")])) == [{}]
+    assert [sizes["L"] for sizes in lengths_to_try(ports[:2])] == [50, 7, 2, 1]
+    tried = [(sizes["L"], sizes["L2"]) for sizes in lengths_to_try(ports)]
+    assert tried[:4] == [(50, 47), (50, 50), (7, 4), (7, 7)]

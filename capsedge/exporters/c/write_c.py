@@ -245,7 +245,7 @@ def _fixed(model: onnx.ModelProto, batch: int | None) -> onnx.ModelProto:
             raise UnsupportedModelError(
                 "The file cannot be written as C.",
                 f"Its input '{printable(value.name)}' has a free dimension other than the batch.",
-                "Export it with a fixed image size.",
+                "Export it with fixed sizes, without an asterisk in `--example`.",
             )
     for value in (*copy.graph.output, *copy.graph.value_info):
         for size in value.type.tensor_type.shape.dim:

@@ -20,7 +20,7 @@ from capsedge.errors import ParityError, UnsupportedModelError, UsageError
 from capsedge.graph.bodies import Shape
 from capsedge.graph.cleanup import simplify
 from capsedge.graph.functions import inline_functions
-from capsedge.graph.fusion.free_length import NotFree, check_one_length, free_lengths
+from capsedge.graph.fusion.free_length import free_lengths, lengths_of
 from capsedge.graph.ir import (
     attributes_of,
     constants_of,
@@ -228,15 +228,13 @@ def check(model: onnx.ModelProto) -> None:
         UnsupportedModelError: the file was made for another target, is a cascade, or has several free sizes
             besides the batch.
     """
-    try:
-        if free_lengths(model):
-            check_one_length(model)
-    except NotFree as error:
+    lengths = [length.name for length in lengths_of(model)]
+    if len(lengths) > 1:
         raise UnsupportedModelError(
             "The model's inputs have several free sizes.",
-            f"In engines of capsedge, the batch and one length may vary; {error}.",
+            f"In engines of capsedge, the batch and one length may vary; {', '.join(lengths)} are free.",
             "Export the model with fewer asterisks in `--example`: an axis without one has a fixed size.",
-        ) from error
+        )
     if any(entry.key == CASCADE_KEY for entry in model.metadata_props):
         raise UnsupportedModelError(
             "TensorRT cannot run a cascade.",

@@ -37,7 +37,9 @@ from capsedge.graph.fusion.free_length import (
     NotFree,
     at_length,
     free_lengths,
-    optimized_at_two,
+    free_note,
+    kept_note,
+    optimized_at_sizes,
     prove_lengths,
 )
 from capsedge.graph.fusion.matcher import (
@@ -180,7 +182,7 @@ def optimize_model(
 def _of_every_length(
     source: onnx.ModelProto, stage: Stage, batch: int | Literal["free", "keep"]
 ) -> OptimizedGraph:
-    """Like ``optimize_model``, for a file with a free axis besides the batch, which stays free.
+    """Like ``optimize_model``, for a file with free axes besides the batch, which stay free.
 
     If that is impossible, the file is only converted to a newer opset.
     """
@@ -194,13 +196,12 @@ def _of_every_length(
         return parts[-1].model, parts[-1].fusion
 
     try:
-        better, fusion = optimized_at_two(source, converted, optimized)
+        better, fusion = optimized_at_sizes(source, converted, optimized)
         stage("proving")
         comparisons, lengths = prove_lengths(source, plain, better)
         if not all_equal(comparisons):
             raise NotFree(_differing(comparisons))
-        free = f"the length stays free: compared at {', '.join(map(str, lengths))}"
-        notes = [*parts[-1].notes, free]
+        notes = [*parts[-1].notes, free_note(source, lengths)]
     except NotFree as error:
         better, fusion = converted, FusionReport()
         stage("proving")
@@ -213,10 +214,11 @@ def _of_every_length(
             ) from error
         if not all_equal(comparisons):
             raise _unprovable(comparisons) from error
-        notes = [f"the file keeps its free length and its nodes: {error}"]
+        notes = [kept_note(source, lengths, error)]
         if better.opset_import != source.opset_import:
             write_shapes(better)
-    graph = _values(at_length(plain, TYPICAL if TYPICAL in lengths else lengths[-1]))
+    typical = next((sizes for sizes in lengths if {*sizes} == {TYPICAL}), lengths[-1])
+    graph = _values(at_length(plain, *typical))
     fixed = str(batch) if isinstance(batch, int) else ""
     return _described(source, before, better, fusion, notes, graph, comparisons, fixed)
 

@@ -229,6 +229,26 @@ class AnyLength(nn.Module):
         return interests.reshape(-1, self.interests, self.size)
 
 
+class TwoHistories(nn.Module):
+    """Interests of clicks and of purchases, whose lengths differ.
+
+    Routed ``apart``, ``joined`` as one history, or one child for each of their ``pairs``.
+    """
+
+    def __init__(self, how: Literal["apart", "joined", "pairs"] = "apart") -> None:
+        super().__init__()
+        self.how = how
+        self.clicks, self.bought = AnyLength(each=True), AnyLength(each=True)
+
+    def forward(self, clicks: Tensor, bought: Tensor) -> Tensor:
+        if self.how == "apart":
+            return torch.cat([self.clicks(clicks), self.bought(bought)], 1)
+        if self.how == "joined":
+            return self.clicks(torch.cat([clicks, bought], 1))
+        pairs = clicks[:, :, None] * bought[:, None] % 40
+        return self.clicks(pairs.reshape(len(pairs), -1))
+
+
 def histories(batch: int, length: int) -> Tensor:
     """Ragged ones, of which the first is empty."""
     torch.manual_seed(length)
