@@ -179,7 +179,7 @@ class EfficientCapsNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         u = self.squash(self.depthwise(self.stem(x)).view(len(x), 16, 8))
         votes = torch.einsum("bji,kjiz->bkjz", u, self.weight)
-        c = torch.einsum("bkjz,bkiz->bkji", votes, votes) / 8**0.5
+        c = torch.einsum("bkjz,bkiz->bkji", votes, votes) / 16**0.5
         c = c.sum(dim=-2, keepdim=True).transpose(-1, -2)
         c = torch.softmax(c, dim=1) + self.bias
         return self.squash((votes * c).sum(dim=-2)).norm(dim=-1)

@@ -163,7 +163,7 @@ class _Search:
         error, end, layout, form = min(guesses, key=lambda g: g[0], default=(1.0, "", roles, "E"))
         if error > 1e-3:
             raise NoMatch(
-                "self-attention routing without a squash of its sum: no operator supports this"
+                "self-attention routing whose weighted sum is not squashed, or is another tensor"
             )
         if form != "E":
             raise NoMatch("self-attention routing with another squash: no operator supports this")

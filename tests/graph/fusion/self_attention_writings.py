@@ -52,6 +52,22 @@ class Total(Agreements):
         return (1 - torch.exp(-n)) * s / (n + 1e-6)
 
 
+class Unbiased(Agreements):
+    """Children and classes as in the paper, and no bias: a class may receive almost nothing."""
+
+    scale = 16**-0.5
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.primary = nn.Linear(3, 16 * SIZE_IN)
+        self.weight = nn.Parameter(torch.randn(10, 16, SIZE_IN, 16))
+        self.bias = nn.Parameter(torch.zeros(10, 16, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        u = self.squash(self.primary(x).reshape(-1, 16, SIZE_IN))
+        return self.squash(self.route(torch.einsum("nji,kjiz->nkjz", u, self.weight)))
+
+
 class Unscaled(Agreements):
     """The agreements as they are."""
 

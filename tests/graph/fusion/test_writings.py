@@ -223,8 +223,9 @@ def test_responsibilities_that_begin_at_one_are_recognized() -> None:
     [
         (S.Agreements, {"epsilon": "1e-20", "bias": "of the file"}),
         (S.Total, {"epsilon": "1e-06"}),
+        (S.Unbiased, {"children": "16 of 4", "parents": "10 of 16", "epsilon": "1e-20"}),
     ],
-    ids=["Agreements", "Total"],
+    ids=["Agreements", "Total", "Unbiased"],
 )
 def test_self_attention_routing_is_recognized(
     writing: type, wanted: dict[str, str], exporter: str
@@ -233,7 +234,7 @@ def test_self_attention_routing_is_recognized(
     assert operators(improved) == {"SelfAttentionRouting": 1}
     assert not improved.fusion.not_fused
     found = improved.fusion.fused[0].parameters
-    assert found == {"children": "7 of 4", "parents": "5 of 6", **wanted}
+    assert found == {"children": "7 of 4", "parents": "5 of 6"} | wanted
     assert improved.batch == "free"
 
 
