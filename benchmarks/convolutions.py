@@ -129,15 +129,18 @@ def best_times(
     return best, outputs
 
 
-def measure_layer(layer: Layer, batch: int, rounds: int, threads: int) -> dict[str, Any]:
-    """One row."""
+def layer_example(layer: Layer, batch: int) -> tuple[Arrays, Arrays]:
+    """Weights of unit variance in the outputs, and inputs as after a ReLU."""
     rng = np.random.default_rng(0)
     weight = rng.standard_normal((layer.outputs, layer.channels, layer.window, layer.window))
     weight /= (layer.channels * layer.window**2) ** 0.5
-    stored = weight.astype(np.float32)
-    x = np.maximum(rng.standard_normal((batch, layer.channels, layer.size, layer.size)), 0).astype(
-        np.float32
-    )
+    x = rng.standard_normal((batch, layer.channels, layer.size, layer.size))
+    return weight.astype(np.float32), np.maximum(x, 0).astype(np.float32)
+
+
+def measure_layer(layer: Layer, batch: int, rounds: int, threads: int) -> dict[str, Any]:
+    """One row."""
+    stored, x = layer_example(layer, batch)
     entrants = {
         name: session(layer_file(layer, stored, name == FAST_CONV), threads, name == FAST_CONV)
         for name in ("Conv", FAST_CONV)

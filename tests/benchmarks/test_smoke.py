@@ -59,6 +59,7 @@ PROGRAMS: dict[str, list[str]] = {
 # Programs that the line below cannot start, and why.
 LEFT_OUT = {
     "affine_photos": "trains on a GPU",
+    "arm_convolutions": "builds and emulates for ARM, for minutes",
     "batch": "starts a cluster: make test-ray has what it needs",
     "cuda_counts": "executes nvcc's code: tests/native/test_cuda_counts.py",
     "export_time": "takes a minute for its smallest network: tests/benchmarks/test_export_time.py",

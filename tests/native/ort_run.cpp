@@ -1,11 +1,12 @@
 // One run of a model in an ONNX Runtime that is loaded from a file, with the operator library registered:
 //   ort_run ONNXRUNTIME OPERATORS MODEL INPUTS... -- OUTPUTS...
 // An input is name:type:shape:file (type f, h or B: float, float16, uint8; shape like 2x3x4, file of raw values), an output name:file.
-// For tests of builds that Python cannot load here.
+// RUNS repeats the run, THREADS sets the threads (1 and 2). For tests of builds that Python cannot load here.
 
 #include <dlfcn.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <fstream>
@@ -47,6 +48,11 @@ struct Input {
   ONNXTensorElementDataType type;
 };
 
+int number(const char* variable, int otherwise) {
+  const char* value = std::getenv(variable);
+  return value == nullptr ? otherwise : std::atoi(value);
+}
+
 ONNXTensorElementDataType type_of(const std::string& letter) {
   if (letter == "f") return ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
   if (letter == "h") return ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16;
@@ -70,7 +76,7 @@ void run(int count, char** words) {
   check(api, CreateEnv(api)(ORT_LOGGING_LEVEL_ERROR, "ort_run", &env));
   OrtSessionOptions* options = nullptr;
   check(api, CreateSessionOptions(api)(&options));
-  check(api, SetIntraOpNumThreads(api)(options, 2));
+  check(api, SetIntraOpNumThreads(api)(options, number("THREADS", 2)));
   check(api, RegisterCustomOpsLibrary_V2(api)(options, words[2]));
   OrtSession* session = nullptr;
   check(api, CreateSession(api)(env, words[3], options, &session));
@@ -94,8 +100,9 @@ void run(int count, char** words) {
   }
   for (const auto& y : outputs) output_names.push_back(y[0].c_str());
   std::vector<OrtValue*> found(outputs.size(), nullptr);
-  check(api, Run(api)(session, nullptr, input_names.data(), values.data(), values.size(), output_names.data(),
-                      found.size(), found.data()));
+  for (int runs = number("RUNS", 1); runs > 0; --runs)
+    check(api, Run(api)(session, nullptr, input_names.data(), values.data(), values.size(), output_names.data(),
+                        found.size(), found.data()));
   for (size_t i = 0; i < found.size(); ++i) {
     const Tensor y = tensor_of(api, found[i]);
     const int64_t bytes = elements(y.shape) * (y.type == Type::kUint8 ? 1 : y.type == Type::kFloat16 ? 2 : 4);
