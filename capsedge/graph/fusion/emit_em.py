@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from capsedge.graph.fusion import NoMatch
 from capsedge.graph.fusion.edit import Edit
 from capsedge.graph.fusion.em import EMMatch
+from capsedge.graph.fusion.formulas import EM
 from capsedge.graph.fusion.grids import (
     Children,
     Windows,
@@ -31,22 +32,23 @@ from capsedge.graph.fusion.votes import VoteSource, linear_vote_source
 from capsedge.spec.operators import EM_EPSILONS
 
 
-@dataclass(frozen=True)
-class EmittedEM:
-    """The nodes, with a description of them.
+class EMEdit(Edit):
+    """The nodes of EM routing.
 
     Attributes:
-        edit: the nodes.
+        match: what they compute.
+        acting: the source of the activations.
         children: the children on their grid.
         coordinates: coordinates ``[H, W, P]`` added to the votes, or None.
     """
 
-    edit: Edit
+    match: EMMatch
+    acting: VoteSource
     children: Children
     coordinates: Array | None
 
 
-def emit_em(graph: Values, match: EMMatch, tag: str) -> EmittedEM:
+def emit_em(graph: Values, match: EMMatch, tag: str) -> EMEdit:
     """The nodes.
 
     Raises:
@@ -63,9 +65,32 @@ def emit_em(graph: Values, match: EMMatch, tag: str) -> EmittedEM:
     acting = _acting(graph, match)
     if not agree(acting, children):
         raise NoMatch("EM routing whose activations belong to other cells than its poses")
-    edit = Edit(graph, tag)
-    inputs = [read_poses(edit, children), read_activations(edit, acting, children)]
-    kind = match.kind
+    edit = EMEdit(graph, tag)
+    edit.match, edit.acting = match, acting
+    inputs = read_poses(edit, children), read_activations(edit, acting, children)
+    outputs = write_em(edit, match.kind, inputs, children, coordinates, shared)
+    write_parents(edit, outputs[0], match.pose_layout, match.pose, children, j, p)
+    edit.write(outputs[1], match.result_layout, match.result)
+    return edit
+
+
+def write_em(
+    edit: EMEdit,
+    kind: EM,
+    maps: tuple[str, str],
+    children: Children,
+    coordinates: Array | None,
+    shared: bool = False,
+) -> list[str]:
+    """The operator: the parents' poses and activations.
+
+    Args:
+        maps: poses and activations of the children, on the grid of their windows.
+        coordinates: as in `EMEdit`.
+        shared: whether all positions use the weights of the first.
+    """
+    edit.children, edit.coordinates = children, coordinates
+    windows = children.windows
     stored = {"weight": children.weight, "beta_u": kind.beta_u, "beta_a": kind.beta_a}
     paper = coordinates is not None and of_the_paper(coordinates)
     attributes: dict[str, Any] = {
@@ -80,12 +105,10 @@ def emit_em(graph: Values, match: EMMatch, tag: str) -> EmittedEM:
     }
     if coordinates is not None and not paper:
         stored["coordinates"] = coordinates
-    inputs += [edit.constant(value, name) for name, value in stored.items()]
+    inputs = [*maps, *(edit.constant(value, name) for name, value in stored.items())]
     outputs = edit.capsule("EMRouting", inputs, **attributes)
-    write_parents(edit, outputs[0], match.pose_layout, match.pose, children, j, p)
-    edit.describe(outputs[1], (graph.batch, *windows.positions, j))
-    edit.write(outputs[1], match.result_layout, match.result)
-    return EmittedEM(edit, children, coordinates)
+    edit.describe(outputs[1], (edit.graph.batch, *windows.positions, children.weight.shape[3]))
+    return outputs
 
 
 def _arrangement(vote_source: VoteSource, transposed: bool) -> tuple[Windows, Array | None, bool]:
