@@ -36,6 +36,7 @@ from capsedge.graph.fusion.votes import VoteSource, cell_axes, cell_layouts
 _RESHAPE = ("Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 _SELECT = ("Concat", "Gather", "GatherND", "Pad", "ScatterElements", "ScatterND", "Slice", "Split")
 _MOVES = frozenset((*_RESHAPE, *_SELECT))
+_WHOLES = 4  # tensors with all results that are tried
 _MOST_IDLE = 2  # positions computed for each position used
 _LARGEST = 1 << 24  # number of elements that FP32 can number
 
@@ -315,42 +316,51 @@ def _write(
     graph, names = edit.graph, [name for name, _ in results]
     numbers = 1.0 + np.arange(math.prod(shape)).reshape(shape[0], -1, *shape[3:])
     of_part = [layout.write(numbers[:, s]) for (_, layout), s in zip(results, slots, strict=True)]
-    whole, used = _put_together(graph, names)
-    written = False
-    if whole is not None:
+    used = set(names)
+    for whole in _put_together(graph, names):
         moved = graph.function(names, [whole])(*of_part)[0]
         for layout in _arrangements(graph.shapes[whole], shape):
             if np.array_equal(layout.read(moved).reshape(numbers.shape), numbers):
                 edit.write(x, layout, whole)
-                written = True
+                used = _used_otherwise(graph, names, whole)
                 break
+        if edit.results and edit.results[-1] == whole:
+            break
     for name, layout, some in ((n, lay, s) for (n, lay), s in zip(results, slots, strict=True)):
-        if written and name not in used:
+        if name not in used:
             continue
         flat = edit.reshape(x, (shape[0], math.prod(shape[1:3]), *shape[3:]), 0)
         chosen = edit.op("Gather", [flat, edit.constant(some, f"at_{name}")], axis=1)
         edit.write(edit.describe(chosen, (shape[0], len(some), *shape[3:])), layout, name)
 
 
-def _put_together(graph: Values, names: Sequence[str]) -> tuple[str | None, set[str]]:
-    """The first tensor with all results and nothing else but constants, and the results used otherwise."""
+def _put_together(graph: Values, names: Sequence[str]) -> Iterator[str]:
+    """The first tensors with all results and nothing else but constants."""
     held: dict[str, frozenset[str]] = {name: frozenset((name,)) for name in names}
-    whole = None
+    left = _WHOLES
     for name, sources in graph.sources.items():
         node = graph.producer(name)
         if name in held or node is None or node.op_type not in _MOVES:
             continue
         if sources and all(s in held for s in sources):
             held[name] = frozenset.union(*(held[s] for s in sources))
-            if len(held[name]) == len(names):
-                whole = name
-                break
+            if len(held[name]) == len(names) and left:
+                left -= 1
+                yield name
+
+
+def _used_otherwise(graph: Values, names: Sequence[str], whole: str) -> set[str]:
+    """The results that the graph needs for more than one tensor."""
+    inside, _ = graph.between(names, [whole])
+    within = {name for node in inside for name in node.output} - {whole}
+    of: dict[str, set[str]] = {name: {name} for name in names}
     used: set[str] = set()
-    for name, of in held.items():
-        if name != whole:
-            others = {o for node in graph.users(name) for o in node.output} - held.keys()
-            used |= of if others or name in graph.outputs else set()
-    return whole, used
+    for name in (*names, *(n for n in graph.sources if n in within)):
+        of.setdefault(name, set()).update(*(of.get(s, ()) for s in graph.sources[name]))
+        others = {o for node in graph.users(name) for o in node.output} - within - {whole}
+        if others or name in graph.outputs:
+            used |= of[name]
+    return used
 
 
 def _arrangements(wanted: tuple[int, ...], shape: tuple[int, ...]) -> Iterator[Layout]:
