@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -32,41 +32,59 @@ from capsedge.graph.fusion.votes import VoteSource, linear_vote_source
 from capsedge.spec.operators import EM_EPSILONS
 
 
+@dataclass(frozen=True)
+class EMSources:
+    """EM routing in a graph, and the sources of its votes and of its children's activations."""
+
+    match: EMMatch
+    votes: VoteSource
+    acting: VoteSource
+    transposed: bool  # whether the file's poses are the transposes of the operator's
+
+
 class EMEdit(Edit):
     """The nodes of EM routing.
 
     Attributes:
-        match: what they compute.
-        acting: the source of the activations.
+        routing: what they compute; of several parts of a file, the first.
         children: the children on their grid.
         coordinates: coordinates ``[H, W, P]`` added to the votes, or None.
     """
 
-    match: EMMatch
-    acting: VoteSource
+    routing: EMSources
     children: Children
     coordinates: Array | None
 
 
-def emit_em(graph: Values, match: EMMatch, tag: str) -> EMEdit:
+def em_sources(graph: Values, match: EMMatch) -> EMSources:
+    """The sources of EM routing.
+
+    Raises:
+        NoMatch: its votes are not products of matrices and capsules.
+    """
+    p = match.roles.sizes[3]
+    votes = linear_vote_source(
+        graph, match.votes, match.roles, p, lambda w: matrices(w) is not None
+    )
+    matrix = matrices(votes.weight)
+    assert matrix is not None
+    return EMSources(match, votes, _acting(graph, match), matrix[1])
+
+
+def emit_em(graph: Values, routing: EMSources, tag: str) -> EMEdit:
     """The nodes.
 
     Raises:
         NoMatch: no operator computes the same.
     """
+    match, acting = routing.match, routing.acting
     _, j, _, p = match.roles.sizes
-    vote_source = linear_vote_source(
-        graph, match.votes, match.roles, p, lambda w: matrices(w) is not None
-    )
-    matrix = matrices(vote_source.weight)
-    assert matrix is not None
-    windows, coordinates, shared = _arrangement(vote_source, matrix[1])
-    children = children_of(vote_source, windows, matrix, shared)
-    acting = _acting(graph, match)
+    windows, coordinates, shared = _arrangement(routing.votes, routing.transposed)
+    children = children_of(routing.votes, windows, matrices(routing.votes.weight), shared)
     if not agree(acting, children):
         raise NoMatch("EM routing whose activations belong to other cells than its poses")
     edit = EMEdit(graph, tag)
-    edit.match, edit.acting = match, acting
+    edit.routing = routing
     inputs = read_poses(edit, children), read_activations(edit, acting, children)
     outputs = write_em(edit, match.kind, inputs, children, coordinates, shared)
     write_parents(edit, outputs[0], match.pose_layout, match.pose, children, j, p)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from capsedge.graph.fusion import NoMatch
-from capsedge.graph.fusion.emit_em import EMEdit, write_em
+from capsedge.graph.fusion.emit_em import EMEdit, EMSources, write_em
 from capsedge.graph.fusion.equal_pieces import spelled
 from capsedge.graph.fusion.grids import (
     Children,
@@ -37,7 +37,7 @@ _RESHAPE = ("Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", 
 _SELECT = ("Concat", "Gather", "GatherND", "Pad", "ScatterElements", "ScatterND", "Slice", "Split")
 _MOVES = frozenset((*_RESHAPE, *_SELECT))
 _WHOLES = 4  # tensors with all results that are tried
-_MOST_IDLE = 2  # positions computed for each position used
+_MOST_IDLE = 1.5  # positions computed for each position used
 _LARGEST = 1 << 24  # number of elements that FP32 can number
 
 # --- Parts with equal weights ---
@@ -47,10 +47,10 @@ def equal_routing(graph: Values, edits: Sequence[EMEdit]) -> Iterator[list[EMEdi
     """Groups of at least two edits that may differ in the places of their children only."""
     groups: dict[object, list[EMEdit]] = {}
     for edit in edits:
-        source = edit.children.vote_source
-        maps = tuple(_movers(graph, s.tensor)[-1] for s in (source, edit.acting))
-        weight = source.weight.shape, source.weight.tobytes()
-        key = (maps, spelled(edit.match.kind), weight, source.constant is None)
+        votes, acting = edit.routing.votes, edit.routing.acting
+        maps = tuple(_movers(graph, source.tensor)[-1] for source in (votes, acting))
+        weight = votes.weight.shape, votes.weight.tobytes()
+        key = (maps, spelled(edit.routing.match.kind), weight, votes.constant is None)
         groups.setdefault(key, []).append(edit)
     yield from (group for group in groups.values() if len(group) > 1)
 
@@ -191,20 +191,19 @@ def _extent(place: Array, begin: Array, sizes: Sequence[int], steps: Sequence[in
 # --- The operator ---
 
 
-def join(graph: Values, parts: Sequence[EMEdit], tag: str) -> EMEdit:
-    """One operator in place of some with equal weights.
+def join(graph: Values, parts: Sequence[EMSources], tag: str) -> EMEdit:
+    """One operator for parts with equal weights, or for one part whose windows do not cover its map.
 
     Raises:
         NoMatch: their children are not windows of one map.
     """
-    transposed = parts[0].children.transposed
     acting = list(_on_maps(graph, [part.acting for part in parts]))
-    for source in _on_maps(graph, [part.children.vote_source for part in parts]):
+    for source in _on_maps(graph, [part.votes for part in parts]):
         for places in _places(source):
             constant = _constant(source, places)
             coordinates = None
             if constant is not None:
-                coordinates = coordinates_of(constant, places.windows, transposed)
+                coordinates = coordinates_of(constant, places.windows, parts[0].transposed)
                 if coordinates is None:
                     continue
             children = children_of(
@@ -216,9 +215,9 @@ def join(graph: Values, parts: Sequence[EMEdit], tag: str) -> EMEdit:
                 found = _acting_of(each, places)
                 if found is not None and agree(found[0], children):
                     edit = EMEdit(graph, tag)
-                    edit.match, edit.acting = parts[0].match, found[0]
-                    maps = _map_of(edit, children, places), _activations(edit, children, found[1])
-                    outputs = write_em(edit, edit.match.kind, maps, children, coordinates)
+                    edit.routing = parts[0]
+                    maps = _map_of(edit, children, places), _activations(edit, children, *found)
+                    outputs = write_em(edit, parts[0].match.kind, maps, children, coordinates)
                     _write_results(edit, outputs, parts, places.slots)
                     return edit
     raise NoMatch(
@@ -268,35 +267,30 @@ def _map_of(edit: EMEdit, children: Children, places: _Places) -> str:
     return edit.describe(edit.op("Slice", [x, *inputs]), shape)
 
 
-def _activations(edit: EMEdit, children: Children, places: _Places | None) -> str:
+def _activations(
+    edit: EMEdit, children: Children, acting: VoteSource, places: _Places | None
+) -> str:
     """The activations ``[N, H, W, C]``, moved as the poses are if they have places of their own."""
     if places is None:
-        return read_activations(edit, edit.acting, children)
-    own = replace(children, vote_source=edit.acting, windows=places.windows, transposed=False)
+        return read_activations(edit, acting, children)
+    own = replace(children, vote_source=acting, windows=places.windows, transposed=False)
     shape = (edit.graph.batch, *places.windows.grid)
     return edit.describe(edit.reshape(_map_of(edit, own, places), shape, 0), shape)
 
 
 def _write_results(
-    edit: EMEdit, outputs: Sequence[str], parts: Sequence[EMEdit], slots: Array
+    edit: EMEdit, outputs: Sequence[str], parts: Sequence[EMSources], slots: Array
 ) -> None:
     """Write the parents' poses and activations, each position's where the file has it."""
     children, matches = edit.children, [part.match for part in parts]
-    _, j, _, p = edit.match.roles.sizes
+    _, j, _, p = edit.routing.match.roles.sizes
     shape = (edit.graph.batch, *children.windows.positions, j, p)
     pose = edit.describe(outputs[0], shape)
     if children.transposed:
         pose = edit.describe(turned(edit, pose, shape), shape)
-    own = np.split(slots, np.cumsum([_positions(part) for part in parts])[:-1])
+    own = np.split(slots, np.cumsum([len(part.votes.index) for part in parts])[:-1])
     _write(edit, pose, shape, [(m.pose, m.pose_layout) for m in matches], own)
     _write(edit, outputs[1], shape[:-1], [(m.result, m.result_layout) for m in matches], own)
-
-
-def _positions(part: EMEdit) -> int:
-    return len(part.children.vote_source.index)
-
-
-# --- The results, as the file puts them together ---
 
 
 def _write(

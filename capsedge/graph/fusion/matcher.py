@@ -20,7 +20,7 @@ from capsedge.graph.fusion.dynamic import DynamicMatch, fit_dynamic
 from capsedge.graph.fusion.edit import Edit, splice
 from capsedge.graph.fusion.em import fit_em
 from capsedge.graph.fusion.emit_dynamic import emit_dynamic
-from capsedge.graph.fusion.emit_em import EMEdit, emit_em
+from capsedge.graph.fusion.emit_em import EMEdit, em_sources, emit_em
 from capsedge.graph.fusion.grids import Children
 from capsedge.graph.fusion.join_positions import equal_routing, join
 from capsedge.graph.fusion.layouts import Layout
@@ -235,13 +235,20 @@ def _em(
     graph: Values, votes: str, softmaxes: list[Softmax], number: int, _: list[DynamicMatch]
 ) -> Replacement:
     match = fit_em(graph, votes, softmaxes)
-    edit = emit_em(graph, match, f"routing_{number}")
+    routing = em_sources(graph, match)
+    try:
+        edit = emit_em(graph, routing, f"routing_{number}")
+    except NoMatch as error:
+        try:
+            edit = join(graph, [routing], f"routing_{number}")
+        except NoMatch:
+            raise error from None
     return edit, FusedOperator("EMRouting", match.pose, _em_parameters(edit))
 
 
 def _em_parameters(edit: EMEdit) -> dict[str, str]:
-    kind = edit.match.kind
-    parameters = _grid(edit.children, edit.match.roles.sizes) | {
+    kind = edit.routing.match.kind
+    parameters = _grid(edit.children, edit.routing.match.roles.sizes) | {
         "iterations": str(len(kind.temperatures)),
         "inverse temperatures": ", ".join(f"{t:.4g}" for t in kind.temperatures),
         "epsilon": f"{kind.epsilon:.3g}",
@@ -264,7 +271,7 @@ def _with_positions_joined(graph: Values, made: list[Replacement]) -> list[Repla
     for pieces in equal_routing(graph, [e for e, _ in made if isinstance(e, EMEdit)]):
         former = [made[places[id(piece)]] for piece in pieces]
         try:
-            edit = join(graph, pieces, f"{pieces[0].tag}_joined")
+            edit = join(graph, [piece.routing for piece in pieces], f"{pieces[0].tag}_joined")
         except NoMatch as error:
             note = f"EMRouting: {len(pieces)} operators with equal weights are not one: {error}"
             first = former[0][1]
