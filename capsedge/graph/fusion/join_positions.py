@@ -114,7 +114,7 @@ def _cells(graph: Values, layout: Layout, elements: Array) -> Array | None:
 
 
 @dataclass(frozen=True)
-class _Places:
+class _WindowGrid:
     """The positions of the parts in a grid of windows over a part of a map.
 
     Attributes:
@@ -132,7 +132,7 @@ class _Places:
     slots: Array
 
 
-def _places(source: VoteSource) -> Iterator[_Places]:
+def _window_grids(source: VoteSource) -> Iterator[_WindowGrid]:
     """All grids in which the children of a source may be windows."""
     sizes, at = cell_axes(source)
     axes = range(len(sizes))
@@ -140,12 +140,12 @@ def _places(source: VoteSource) -> Iterator[_Places]:
     for rows in axes:
         for columns in axes:
             if rows != columns and {rows, columns} >= set(varying):
-                found = _grid(sizes, at, (rows, columns))
+                found = _window_grid(sizes, at, (rows, columns))
                 if found is not None:
                     yield found
 
 
-def _grid(sizes: tuple[int, ...], at: Array, along: tuple[int, int]) -> _Places | None:
+def _window_grid(sizes: tuple[int, ...], at: Array, along: tuple[int, int]) -> _WindowGrid | None:
     place = at[..., list(along)]  # [positions, i, 2]
     corner = place.min(1)
     begin, last = corner.min(0), corner.max(0)
@@ -173,7 +173,7 @@ def _grid(sizes: tuple[int, ...], at: Array, along: tuple[int, int]) -> _Places 
         return None
     full = (sizes[along[0]], sizes[along[1]], windows.grid[2])
     index = np.ravel_multi_index(tuple(np.moveaxis(whole, -1, 0)), sizes)
-    return _Places(windows, full, (int(begin[0]), int(begin[1])), index, slots)
+    return _WindowGrid(windows, full, (int(begin[0]), int(begin[1])), index, slots)
 
 
 def _extent(place: Array, begin: Array, sizes: Sequence[int], steps: Sequence[int]) -> list[int]:
@@ -199,7 +199,7 @@ def join(graph: Values, parts: Sequence[EMSources], tag: str) -> EMEdit:
     """
     acting = list(_on_maps(graph, [part.acting for part in parts]))
     for source in _on_maps(graph, [part.votes for part in parts]):
-        for places in _places(source):
+        for places in _window_grids(source):
             constant = _constant(source, places)
             coordinates = None
             if constant is not None:
@@ -225,7 +225,7 @@ def join(graph: Values, parts: Sequence[EMSources], tag: str) -> EMEdit:
     )
 
 
-def _constant(source: VoteSource, places: _Places) -> Array | None:
+def _constant(source: VoteSource, places: _WindowGrid) -> Array | None:
     """The constant part of the votes at all positions of the grid; None for zero.
 
     Raises:
@@ -240,9 +240,11 @@ def _constant(source: VoteSource, places: _Places) -> Array | None:
     return found
 
 
-def _acting_of(acting: VoteSource, places: _Places) -> tuple[VoteSource, _Places | None] | None:
+def _acting_of(
+    acting: VoteSource, places: _WindowGrid
+) -> tuple[VoteSource, _WindowGrid | None] | None:
     """The activations at all positions of the grid, and their windows if they equal those of the poses."""
-    for other in _places(acting):
+    for other in _window_grids(acting):
         same = other.full == places.full and other.begin == places.begin
         if same and np.array_equal(other.windows.coordinates, places.windows.coordinates):
             return replace(acting, index=other.index), other
@@ -254,7 +256,7 @@ def _acting_of(acting: VoteSource, places: _Places) -> tuple[VoteSource, _Places
     return replace(acting, index=index), None
 
 
-def _map_of(edit: EMEdit, children: Children, places: _Places) -> str:
+def _map_of(edit: EMEdit, children: Children, places: _WindowGrid) -> str:
     """The part of a map that has windows ``[N, H, W, C, P]``."""
     windows = places.windows
     x = read_poses(edit, replace(children, windows=replace(windows, grid=places.full)))
@@ -268,7 +270,7 @@ def _map_of(edit: EMEdit, children: Children, places: _Places) -> str:
 
 
 def _activations(
-    edit: EMEdit, children: Children, acting: VoteSource, places: _Places | None
+    edit: EMEdit, children: Children, acting: VoteSource, places: _WindowGrid | None
 ) -> str:
     """The activations ``[N, H, W, C]``, moved as the poses are if they have places of their own."""
     if places is None:

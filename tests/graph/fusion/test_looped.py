@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import onnx
@@ -11,8 +12,10 @@ pytest.importorskip("torch", reason="the files are exported: pip install 'capsed
 
 import capsedge
 from capsedge.graph.fusion import em, matcher
-from capsedge.graph.fusion.emit_em import EMEdit
+from capsedge.graph.fusion.emit_em import EMEdit, EMSources
+from capsedge.graph.fusion.join_positions import join
 from capsedge.graph.fusion.optimize_graph import OptimizedGraph, optimize_model
+from capsedge.graph.fusion.values import Values
 from capsedge.graph.ir import initializer
 from tests.graph.fusion.looped_writings import (
     ElementByElement,
@@ -68,18 +71,16 @@ def test_positions_become_one_operator(
     (found,) = improved.fusion.fused
     assert found.notes == ("EMRouting: one operator for 2 parts of the file with equal weights",)
     assert improved.batch == "free"
-    assert len(fits) == 1
+    assert len(set(fits)) == 1
     assert [count(improved, kind) for kind in ("Slice", "Concat", "Gather")] == [0, 0, 0]
 
 
 def test_an_operator_that_differs_is_replaced_by_those_of_the_positions(
     two_positions: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = matcher.join
-
-    def wrong(*arguments: object) -> EMEdit:
-        edit = real(*arguments)  # type: ignore[arg-type]
-        for tensor in edit.initializers:
+    def wrong(graph: Values, parts: Sequence[EMSources], tag: str) -> EMEdit:
+        edit = join(graph, parts, tag)
+        for tensor in edit.initializers if len(parts) > 1 else ():
             if tensor.name.endswith("_beta_a"):
                 changed = 10 + onnx.numpy_helper.to_array(tensor)
                 tensor.CopyFrom(initializer(tensor.name, changed))
