@@ -35,7 +35,7 @@ SMALL = Loops((2, 2), (1, 2), types_first=False)
 def two_positions() -> bytes:
     layer = LoopedLayer(SMALL)
     layer.routing.temperatures = layer.routing.temperatures[1:]
-    return exported(layer, layer.example(), opset=18).SerializeToString()
+    return bytes(exported(layer, layer.example(), opset=18).SerializeToString())
 
 
 def optimized(network: LoopedLayer | Pair, exporter: str = "script") -> OptimizedGraph:
