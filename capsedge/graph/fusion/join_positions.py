@@ -32,7 +32,7 @@ from capsedge.graph.fusion.layouts import Layout, layouts
 from capsedge.graph.fusion.values import Array, Values
 from capsedge.graph.fusion.votes import VoteSource, cell_axes, cell_layouts
 
-# Nodes whose results only hold elements of their first inputs, or constants.
+# Nodes that only move elements of what they read.
 _RESHAPE = ("Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 _SELECT = ("Concat", "Gather", "GatherND", "Pad", "ScatterElements", "ScatterND", "Slice", "Split")
 _MOVES = frozenset((*_RESHAPE, *_SELECT))
@@ -246,6 +246,7 @@ def _acting_of(
     """The activations at all positions of the grid, and their windows if they equal those of the poses."""
     for other in _window_grids(acting):
         same = other.full == places.full and other.begin == places.begin
+        same &= np.array_equal(other.slots, places.slots)
         if same and np.array_equal(other.windows.coordinates, places.windows.coordinates):
             return replace(acting, index=other.index), other
     count = math.prod(places.windows.positions)

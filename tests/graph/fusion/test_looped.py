@@ -10,6 +10,8 @@ import pytest
 
 pytest.importorskip("torch", reason="the files are exported: pip install 'capsedge[export]'")
 
+from torch import Tensor
+
 import capsedge
 from capsedge.graph.fusion import em, matcher
 from capsedge.graph.fusion.emit_em import EMEdit, EMSources
@@ -28,6 +30,7 @@ from tests.graph.fusion.looped_writings import (
 from tests.graph.fusion.making import exported
 from tests.graph.fusion.test_types import in_half
 
+Routed = tuple[Tensor, Tensor]
 SMALL = Loops((2, 2), (1, 2), types_first=False)
 
 
@@ -161,6 +164,20 @@ def test_a_part_of_the_map_without_positions_is_cut_off() -> None:
             self.rows, self.columns = range(1, 3), range(1, 3)
 
     assert shape_of(optimized(Inner())) == (1, "4x4x2 of 4", "3x3", "1x1")
+
+
+@pytest.mark.thorough
+def test_activations_of_other_places_keep_the_positions_apart() -> None:
+    """Every position takes the activations of the first."""
+
+    class Elsewhere(LoopedLayer):
+        def routed(self, pose: Tensor, act: Tensor, r: int, c: int, k: int) -> Routed:
+            return super().routed(pose, act.roll((r, c), (-2, -1)), r, c, k)
+
+    improved = optimized(Elsewhere(Loops((3, 3), (2, 2))))
+    assert shape_of(improved)[0] == 4
+    (note,) = improved.fusion.fused[0].notes
+    assert "have other activations" in note
 
 
 @pytest.mark.thorough
