@@ -150,7 +150,7 @@ def test_assignments_of_the_newer_exporter() -> None:
 
 @pytest.mark.thorough
 def test_half_precision() -> None:
-    layer = LoopedLayer(SMALL)
+    layer = LoopedLayer(Loops((2, 3), (2, 2)))
     improved = optimize_model(in_half(layer, layer.example()).SerializeToString())
     assert shape_of(improved)[0] == 1
     assert improved.fusion.fused[0].notes
