@@ -13,7 +13,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from capsedge.graph.cleanup import remove_dead_nodes
-from capsedge.graph.fusion import NoMatch
+from capsedge.graph.fusion import FusedOperator, NoMatch
 from capsedge.graph.fusion.layouts import Layout
 from capsedge.graph.fusion.values import Array, Values
 from capsedge.graph.ir import (
@@ -39,6 +39,7 @@ class Edit:
     Attributes:
         nodes, initializers, values: what is added to the graph; values have a type and a shape.
         results: tensors of the graph that the nodes compute.
+        instead: the edits to apply if this one cannot be.
     """
 
     def __init__(self, graph: Values, tag: str) -> None:
@@ -47,6 +48,7 @@ class Edit:
         self.initializers: list[onnx.TensorProto] = []
         self.values: list[onnx.ValueInfoProto] = []
         self.results: list[str] = []
+        self.instead: list[tuple[Edit, FusedOperator]] = []
 
     @property
     def reads(self) -> set[str]:

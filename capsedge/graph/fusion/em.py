@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ import onnx
 
 from capsedge.graph.fusion import NoMatch
 from capsedge.graph.fusion.candidates import Softmax
+from capsedge.graph.fusion.equal_pieces import once
 from capsedge.graph.fusion.equivalence import (
     FLOOR,
     ROUNDING,
@@ -86,11 +87,21 @@ def fit_em(graph: Values, votes: str, softmaxes: list[Softmax]) -> EMMatch:
         if last.name not in region:
             continue
         ends = [t for t in region if t in graph.floats and graph.sizes[t] < graph.sizes[votes]]
-        within = set(ends)
-        if not any(_sign(n) and n.input[0] in within for n in graph.nodes):
+        number = {name: k for k, name in enumerate(ends)}
+        signs = tuple(
+            (sign, number[node.input[0]])
+            for node in graph.nodes
+            if (sign := _sign(node)) is not None and node.input[0] in number
+        )
+        if not signs:
             continue  # no logistic function
+        asked = ("EM", signs, last.axis, graph.sizes[last.name], len(softmaxes))
+        answer = partial(_fit, graph, votes, cut, softmaxes, ends)
         try:
-            return _fit(graph, votes, cut, softmaxes, ends)
+            match, pose, result = once(graph, [votes, cut], ends, asked, answer)
+            return replace(
+                match, votes=votes, activations=cut, pose=ends[pose], result=ends[result]
+            )
         except NoMatch as error:
             reason = str(error) if "EM" in str(error) else reason
     raise NoMatch(reason)
@@ -98,7 +109,8 @@ def fit_em(graph: Values, votes: str, softmaxes: list[Softmax]) -> EMMatch:
 
 def _fit(
     graph: Values, votes: str, boundary: str, softmaxes: list[Softmax], ends: list[str]
-) -> EMMatch:
+) -> tuple[EMMatch, int, int]:
+    """The match, and the positions of its poses and activations among the ends."""
     last = softmaxes[-1]
     size, couplings = graph.sizes[votes], graph.sizes[last.name]
     if size % couplings or size == couplings:
@@ -133,7 +145,8 @@ def _fit(
                     continue
                 base = _Base(graph, votes, boundary, roles, children, of_pose, numbers, given)
                 try:
-                    return base.fitted(u, own, normalized, len(softmaxes) + 1)
+                    match = base.fitted(u, own, normalized, len(softmaxes) + 1)
+                    return match, ends.index(match.pose), ends.index(match.result)
                 except NoMatch as error:
                     reason = str(error)
     raise NoMatch(reason)

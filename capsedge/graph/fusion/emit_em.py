@@ -11,6 +11,7 @@ import numpy as np
 from capsedge.graph.fusion import NoMatch
 from capsedge.graph.fusion.edit import Edit
 from capsedge.graph.fusion.em import EMMatch
+from capsedge.graph.fusion.formulas import EM
 from capsedge.graph.fusion.grids import (
     Children,
     Windows,
@@ -32,40 +33,82 @@ from capsedge.spec.operators import EM_EPSILONS
 
 
 @dataclass(frozen=True)
-class EmittedEM:
-    """The nodes, with a description of them.
+class EMSources:
+    """EM routing in a graph, and the sources of its votes and of its children's activations."""
+
+    match: EMMatch
+    votes: VoteSource
+    acting: VoteSource
+    transposed: bool  # whether the file's poses are the transposes of the operator's
+
+
+class EMEdit(Edit):
+    """The nodes of EM routing.
 
     Attributes:
-        edit: the nodes.
+        routing: what they compute; of several parts of a file, the first.
         children: the children on their grid.
         coordinates: coordinates ``[H, W, P]`` added to the votes, or None.
     """
 
-    edit: Edit
+    routing: EMSources
     children: Children
     coordinates: Array | None
 
 
-def emit_em(graph: Values, match: EMMatch, tag: str) -> EmittedEM:
+def em_sources(graph: Values, match: EMMatch) -> EMSources:
+    """The sources of EM routing.
+
+    Raises:
+        NoMatch: its votes are not products of matrices and capsules.
+    """
+    p = match.roles.sizes[3]
+    votes = linear_vote_source(
+        graph, match.votes, match.roles, p, lambda w: matrices(w) is not None
+    )
+    matrix = matrices(votes.weight)
+    assert matrix is not None
+    return EMSources(match, votes, _acting(graph, match), matrix[1])
+
+
+def emit_em(graph: Values, routing: EMSources, tag: str) -> EMEdit:
     """The nodes.
 
     Raises:
         NoMatch: no operator computes the same.
     """
+    match, acting = routing.match, routing.acting
     _, j, _, p = match.roles.sizes
-    vote_source = linear_vote_source(
-        graph, match.votes, match.roles, p, lambda w: matrices(w) is not None
-    )
-    matrix = matrices(vote_source.weight)
-    assert matrix is not None
-    windows, coordinates, shared = _arrangement(vote_source, matrix[1])
-    children = children_of(vote_source, windows, matrix, shared)
-    acting = _acting(graph, match)
+    windows, coordinates, shared = _arrangement(routing.votes, routing.transposed)
+    children = children_of(routing.votes, windows, matrices(routing.votes.weight), shared)
     if not agree(acting, children):
         raise NoMatch("EM routing whose activations belong to other cells than its poses")
-    edit = Edit(graph, tag)
-    inputs = [read_poses(edit, children), read_activations(edit, acting, children)]
-    kind = match.kind
+    edit = EMEdit(graph, tag)
+    edit.routing = routing
+    inputs = read_poses(edit, children), read_activations(edit, acting, children)
+    outputs = write_em(edit, match.kind, inputs, children, coordinates, shared)
+    write_parents(edit, outputs[0], match.pose_layout, match.pose, children, j, p)
+    edit.write(outputs[1], match.result_layout, match.result)
+    return edit
+
+
+def write_em(
+    edit: EMEdit,
+    kind: EM,
+    maps: tuple[str, str],
+    children: Children,
+    coordinates: Array | None,
+    shared: bool = False,
+) -> list[str]:
+    """The operator: the parents' poses and activations.
+
+    Args:
+        maps: poses and activations of the children, on the grid of their windows.
+        coordinates: as in `EMEdit`.
+        shared: whether all positions use the weights of the first.
+    """
+    edit.children, edit.coordinates = children, coordinates
+    windows = children.windows
     stored = {"weight": children.weight, "beta_u": kind.beta_u, "beta_a": kind.beta_a}
     paper = coordinates is not None and of_the_paper(coordinates)
     attributes: dict[str, Any] = {
@@ -80,12 +123,10 @@ def emit_em(graph: Values, match: EMMatch, tag: str) -> EmittedEM:
     }
     if coordinates is not None and not paper:
         stored["coordinates"] = coordinates
-    inputs += [edit.constant(value, name) for name, value in stored.items()]
+    inputs = [*maps, *(edit.constant(value, name) for name, value in stored.items())]
     outputs = edit.capsule("EMRouting", inputs, **attributes)
-    write_parents(edit, outputs[0], match.pose_layout, match.pose, children, j, p)
-    edit.describe(outputs[1], (graph.batch, *windows.positions, j))
-    edit.write(outputs[1], match.result_layout, match.result)
-    return EmittedEM(edit, children, coordinates)
+    edit.describe(outputs[1], (edit.graph.batch, *windows.positions, children.weight.shape[3]))
+    return outputs
 
 
 def _arrangement(vote_source: VoteSource, transposed: bool) -> tuple[Windows, Array | None, bool]:

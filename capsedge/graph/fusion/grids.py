@@ -54,7 +54,7 @@ def windows_of(vote_source: VoteSource) -> Windows:
     rest = tuple(a for a in range(len(sizes)) if a not in varying)
     if len(varying) == 2:
         for rows, columns in itertools.permutations(varying):
-            found = _windows(sizes, at, (rows, columns, *rest))
+            found = windows_along(sizes, at, (rows, columns, *rest))
             if found is not None:
                 return found
     raise NoMatch(
@@ -71,7 +71,7 @@ def _one_window(vote_source: VoteSource, sizes: tuple[int, ...], at: Array) -> W
         raise NoMatch(
             "children that are not all cells of a layer, each once: no operator supports this"
         )
-    whole = _windows(sizes, at, (0, 1, 2)) if len(sizes) == 3 else None
+    whole = windows_along(sizes, at, (0, 1, 2)) if len(sizes) == 3 else None
     if whole is not None:
         return whole
     at = np.zeros((1, vote_source.cells, 3), int)
@@ -81,7 +81,12 @@ def _one_window(vote_source: VoteSource, sizes: tuple[int, ...], at: Array) -> W
     )
 
 
-def _windows(sizes: tuple[int, ...], at: Array, axes: tuple[int, ...]) -> Windows | None:
+def windows_along(sizes: tuple[int, ...], at: Array, axes: tuple[int, ...]) -> Windows | None:
+    """The windows with rows and columns along the first two of some axes; None if there are none.
+
+    Args:
+        sizes, at: as returned by ``votes.cell_axes``.
+    """
     rows, columns, *types = axes
     count = math.prod(sizes[a] for a in types)
     kind = np.zeros(at.shape[:2], int)

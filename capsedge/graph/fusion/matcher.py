@@ -20,8 +20,9 @@ from capsedge.graph.fusion.dynamic import DynamicMatch, fit_dynamic
 from capsedge.graph.fusion.edit import Edit, splice
 from capsedge.graph.fusion.em import fit_em
 from capsedge.graph.fusion.emit_dynamic import emit_dynamic
-from capsedge.graph.fusion.emit_em import emit_em
+from capsedge.graph.fusion.emit_em import EMEdit, em_sources, emit_em
 from capsedge.graph.fusion.grids import Children
+from capsedge.graph.fusion.join_positions import equal_routing, join
 from capsedge.graph.fusion.layouts import Layout
 from capsedge.graph.fusion.self_attention import emit_self_attention, fit_self_attention
 from capsedge.graph.fusion.self_routing import described as self_routing_sizes
@@ -64,7 +65,8 @@ def find_replacements(model: onnx.ModelProto) -> tuple[list[Replacement], list[N
             continue
         parameters = {"axis": str(each.axis), "epsilon": f"{each.epsilon:.3g}"}
         made.append((edit, FusedOperator("Squash", each.result, parameters)))
-    return [(edit, _with_note_of_integers(graph, edit, match)) for edit, match in made], not_fused
+    made = [(edit, _with_note_of_integers(graph, edit, match)) for edit, match in made]
+    return _with_positions_joined(graph, made), not_fused
 
 
 def _with_note_of_integers(graph: Values, edit: Edit, match: FusedOperator) -> FusedOperator:
@@ -79,17 +81,21 @@ def _with_note_of_integers(graph: Values, edit: Edit, match: FusedOperator) -> F
 def apply_replacements(
     model: onnx.ModelProto, made: Iterable[Replacement]
 ) -> tuple[onnx.ModelProto, list[FusedOperator]]:
-    """The model with edits applied, and those edits; edits whose tensors are gone are skipped."""
+    """The model with edits applied, and those edits; if an edit's tensors are gone, those in reserve are."""
     kept = []
     inputs = {i.name for i in model.graph.input}
-    for edit, match in made:
+    waiting = list(made)[::-1]
+    while waiting:
+        edit, match = waiting.pop()
         present = Graph.of(model.graph).produced | inputs
-        if {*edit.results, *edit.reads} <= present:
-            try:
-                model = splice(model, [edit])
-            except NoMatch:
-                continue  # it would read values computed from its own results
-            kept.append(match)
+        try:
+            if not {*edit.results, *edit.reads} <= present:
+                raise NoMatch("its tensors are gone")
+            model = splice(model, [edit])
+        except NoMatch:  # or it would read values computed from its own results
+            waiting += edit.instead[::-1]
+            continue
+        kept.append(match)
     return model, kept
 
 
@@ -229,21 +235,56 @@ def _em(
     graph: Values, votes: str, softmaxes: list[Softmax], number: int, _: list[DynamicMatch]
 ) -> Replacement:
     match = fit_em(graph, votes, softmaxes)
-    written = emit_em(graph, match, f"routing_{number}")
-    parameters = _grid(written.children, match.roles.sizes) | {
-        "iterations": str(len(match.kind.temperatures)),
-        "inverse temperatures": ", ".join(f"{t:.4g}" for t in match.kind.temperatures),
-        "epsilon": f"{match.kind.epsilon:.3g}",
+    routing = em_sources(graph, match)
+    try:
+        edit = emit_em(graph, routing, f"routing_{number}")
+    except NoMatch as error:
+        try:
+            edit = join(graph, [routing], f"routing_{number}")
+        except NoMatch:
+            raise error from None
+    return edit, FusedOperator("EMRouting", match.pose, _em_parameters(edit))
+
+
+def _em_parameters(edit: EMEdit) -> dict[str, str]:
+    kind = edit.routing.match.kind
+    parameters = _grid(edit.children, edit.routing.match.roles.sizes) | {
+        "iterations": str(len(kind.temperatures)),
+        "inverse temperatures": ", ".join(f"{t:.4g}" for t in kind.temperatures),
+        "epsilon": f"{kind.epsilon:.3g}",
     }
-    own = {name: getattr(match.kind, name) for name in EM_EPSILONS}
+    own = {name: getattr(kind, name) for name in EM_EPSILONS}
     parameters |= {name.replace("_", " "): f"{e:.3g}" for name, e in own.items() if e}
-    if match.kind.normalized:
+    if kind.normalized:
         parameters["activations"] = "a/(a + epsilon)"
-    if match.kind.ones_first:
+    if kind.ones_first:
         parameters["first responsibilities"] = "1"
-    if written.coordinates is not None:
+    if edit.coordinates is not None:
         parameters["coordinates"] = "of the file"
-    return written.edit, FusedOperator("EMRouting", match.pose, parameters)
+    return parameters
+
+
+def _with_positions_joined(graph: Values, made: list[Replacement]) -> list[Replacement]:
+    """Routing of single positions with equal weights becomes one operator, which keeps theirs in reserve."""
+    places = {id(edit): k for k, (edit, _) in enumerate(made)}
+    changed: dict[int, list[Replacement]] = {}
+    for pieces in equal_routing(graph, [e for e, _ in made if isinstance(e, EMEdit)]):
+        former = [made[places[id(piece)]] for piece in pieces]
+        try:
+            edit = join(graph, [piece.routing for piece in pieces], f"{pieces[0].tag}_joined")
+        except NoMatch as error:
+            note = f"EMRouting: {len(pieces)} operators with equal weights are not one: {error}"
+            first = former[0][1]
+            noted = replace(first, notes=(*first.notes, note))
+            changed[places[id(pieces[0])]] = [(former[0][0], noted)]
+            continue
+        edit.instead = former
+        note = f"EMRouting: one operator for {len(pieces)} parts of the file with equal weights"
+        notes = tuple(dict.fromkeys(n for _, match in former for n in match.notes))
+        match = FusedOperator("EMRouting", edit.results[0], _em_parameters(edit), (*notes, note))
+        changed |= {places[id(piece)]: [] for piece in pieces}
+        changed[places[id(pieces[0])]] = [(edit, match)]
+    return [each for k, one in enumerate(made) for each in changed.get(k, [one])]
 
 
 def _self_attention(graph: Values, votes: str, softmax: Softmax, number: int) -> Replacement:

@@ -16,6 +16,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from dataclasses import replace as replace_field
 from typing import Any, Literal
 
 import onnx
@@ -152,8 +153,9 @@ def optimize_model(
     notes += note
     stage("fusing")
     made, not_fused = find_replacements(cleaned if wide is None else widened_as(cleaned, wide))
-    for edit, _ in made if wide is not None else ():
-        between_casts(edit, graph.kinds)
+    if wide is not None:
+        for edit, _ in (each for one in made for each in (one, *one[0].instead)):
+            between_casts(edit, graph.kinds)
     stage("proving")
     better, comparisons, fusion = _borne(original, cleaned, made, not_fused, graph)
     notes += _unrouted(fusion, not_fused)
@@ -305,7 +307,10 @@ class _Search:
         if all_equal(comparisons):
             return base + more
         if len(more) == 1:
-            self.refused.append((more[0][1], _differing(comparisons)))
+            edit, match = more[0]
+            if edit.instead:
+                return self.keep(base, _noted(edit.instead, _differing(comparisons)))
+            self.refused.append((match, _differing(comparisons)))
             return base
         half = len(more) // 2
         return self.keep(self.keep(base, more[:half]), more[half:])
@@ -317,6 +322,13 @@ class _Search:
             changed, found = apply_replacements(self.cleaned, made)
             self.proofs = {key: finished(self.original, changed, bool(found), self.graph)}
         return self.proofs[key]
+
+
+def _noted(former: list[Replacement], reason: str) -> list[Replacement]:
+    """The operators that one was to replace; the first says why it does not."""
+    note = f"EMRouting: {len(former)} operators with equal weights are not one: {reason}"
+    (edit, match), *others = former
+    return [(edit, replace_field(match, notes=(*match.notes, note))), *others]
 
 
 def _differing(comparisons: list[Comparison]) -> str:

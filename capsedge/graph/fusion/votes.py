@@ -89,7 +89,7 @@ def linear_vote_source(
         if not probe.linear:
             break
         missed += 1
-        for layout in _cell_layouts(graph, tensor, roles.sizes[3], depth):
+        for layout in cell_layouts(graph, tensor, roles.sizes[3], depth):
             index = probe.index(layout)
             if index is None:
                 continue
@@ -132,7 +132,7 @@ def is_selection(weight: Array) -> bool:
     return once and bool((weight.sum((0, 2)) <= 1).all())
 
 
-def _cell_layouts(graph: Values, tensor: str, pose: int, depth: int | None) -> Iterator[Layout]:
+def cell_layouts(graph: Values, tensor: str, pose: int, depth: int | None) -> Iterator[Layout]:
     """Layouts in which a tensor may be ``[image, cells, q]``."""
     shape, batch = graph.shapes[tensor], graph.batch
     views = [squeezed(shape)]

@@ -82,7 +82,11 @@ class Writing(nn.Module, ABC):
 class Paper(Writing):
     """The procedure of the paper in logarithms, growing temperatures."""
 
-    temperatures = (0.01 * (1 - 0.95), 0.01 * (1 - 0.95**2), 0.01 * (1 - 0.95**3))
+    temperatures: tuple[float, ...] = (
+        0.01 * (1 - 0.95),
+        0.01 * (1 - 0.95**2),
+        0.01 * (1 - 0.95**3),
+    )
 
     def route(
         self, votes: Tensor, a: Tensor, beta_u: Tensor, beta_a: Tensor
