@@ -14,8 +14,10 @@ from torch import Tensor, nn  # noqa: E402
 import capsedge  # noqa: E402
 from capsedge.errors import UnsupportedModelError, UsageError  # noqa: E402
 from capsedge.exporters.export_options import ExportOptions  # noqa: E402
-from capsedge.serving.independent_rows import contradiction  # noqa: E402
-from capsedge.serving.served_models import can_batch  # noqa: E402
+from capsedge.serving.served_models import (  # noqa: E402
+    can_batch,
+    contradiction,
+)
 
 
 class Columns(nn.Module):

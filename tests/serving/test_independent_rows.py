@@ -18,10 +18,16 @@ from capsedge.cli.serve import _gathered
 from capsedge.errors import CapsedgeError
 from capsedge.runtime.metadata.table_indices import InputBounds, inputs_property
 from capsedge.serving import served_models
-from capsedge.serving.independent_rows import contradiction
 from capsedge.serving.inference import Model
 from capsedge.serving.request_bodies import InferRequest, Input
-from capsedge.serving.served_models import SIZES, BatchSize, can_batch, fixed_size, measure_size
+from capsedge.serving.served_models import (
+    SIZES,
+    BatchSize,
+    can_batch,
+    contradiction,
+    fixed_size,
+    measure_size,
+)
 from tests.tables import table
 
 ROWS = InputBounds(independent=True)

@@ -10,7 +10,7 @@ from capsedge.graph.fusion import NoMatch
 from capsedge.graph.fusion.execution import session_of
 from capsedge.graph.fusion.values import Array, Values
 from capsedge.graph.ir import copy_of, initializer
-from capsedge.graph.size_nodes import FOLDED
+from capsedge.graph.merge import FOLDED
 
 _BATCHES = (2, 3, 5)
 _LARGEST = 1 << 20  # maximum number of elements of a value that becomes an initializer
