@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 import capsedge
 
+pytestmark = pytest.mark.thorough
+
 
 class Logarithm(nn.Module):
     """The logarithm of sums that a blank image makes zero."""
@@ -31,7 +33,6 @@ def test_export_keeps_every_epsilon(epsilon: float, tmp_path: Path) -> None:
     np.testing.assert_allclose(found, np.log(np.float32(epsilon)), rtol=1e-6)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(("optimize", "kept"), [(True, False), (False, True)])
 def test_what_pytorch_does(optimize: bool, kept: bool) -> None:
     """If this fails because PyTorch keeps the epsilon, the page must say so."""
