@@ -160,8 +160,8 @@ class ProgramStep:
         code: C, with the names of buffers; ``SCRATCH`` for the scratch memory.
         reads, writes: the buffers.
         scratch: bytes of scratch memory.
-        overwrites: whether the result may take the place of a buffer of the same size that is read here last:
-            each element is read before it is written, and never again.
+        overwrites: those of ``reads`` whose place the result may take if they are read here last and have its
+            size: each element is read before it is written, and never again.
         slide: how many bytes before its input the result may start, over what is no longer read; None where
             they must be apart.
         node, operator: what it was translated from.
@@ -173,7 +173,7 @@ class ProgramStep:
     reads: list[Buffer]
     writes: list[Buffer]
     scratch: int = 0
-    overwrites: bool = False
+    overwrites: list[Buffer] = field(default_factory=list)
     slide: int | None = None
     node: str = ""
     operator: str = ""
@@ -216,7 +216,7 @@ class Program:
         *,
         kernels: Iterable[str] = (),
         scratch: int = 0,
-        overwrites: bool = False,
+        overwrites: Iterable[ProgramValue] = (),
         slide: int | None = None,
         products: int = 0,
         constants: Iterable[str] = (),
@@ -231,7 +231,7 @@ class Program:
                 [v.buffer for v in reads if v.buffer is not None],
                 [v.buffer for v in writes if v.buffer is not None],
                 scratch,
-                overwrites,
+                [v.buffer for v in overwrites if v.buffer is not None],
                 slide,
                 *self._node,
                 products,
@@ -282,10 +282,9 @@ class Program:
         Args:
             expression: C, with ``{0}``, ``{1}`` for the operands' elements.
         """
-        rank = len(result.shape)
         strides = [result.strides]
         for value in operands:
-            missing = rank - len(value.shape)
+            missing = len(result.shape) - len(value.shape)
             own = [0 if d == 1 else s for d, s in zip(value.shape, value.strides, strict=True)]
             strides.append((0,) * missing + tuple(own))
         dims = merged((result.shape[a], *(s[a] for s in strides)) for a in result.order)
@@ -306,11 +305,18 @@ class Program:
         declared = f"int {', '.join(names)}; " if names else ""
         body = expression.format(*terms)
         code = f"{{ {declared}{''.join(heads)}{self.pointer(result)}[{index[0]}] = {body}; }}"
-        layout = strides[0] if not result.offset else None
-        flat = all(
-            v.buffer is None or s == layout for v, s in zip(operands, strides[1:], strict=True)
-        )
-        self.step(code, operands, [result], kernels=kernels, overwrites=flat, constants=constants)
+        pairs = zip(operands, strides[1:], strict=True)
+        apart = [v.buffer for v, own in pairs if not _same_places(result, v, own)]
+        over = [v for v in operands if v.buffer not in apart]
+        self.step(code, operands, [result], kernels=kernels, overwrites=over, constants=constants)
+
+
+def _same_places(result: ProgramValue, value: ProgramValue, strides: Sequence[int]) -> bool:
+    """Whether each element of a result has the place, in its buffer, of the element it is computed from."""
+    if result.offset != value.offset or np.dtype(result.dtype) != np.dtype(value.dtype):
+        return False
+    axes = zip(result.shape, result.strides, strides, strict=True)
+    return all(size == 1 or own == other for size, own, other in axes)
 
 
 def checked_size(size: int) -> int:
