@@ -185,6 +185,8 @@ class Program:
     """Collects the steps, constants and kernels of one function."""
 
     def __init__(self, constants: Constants, prefix: str = "") -> None:
+        self.fast: Callable[[str], bool] = lambda _: False  # which convolutions may be in tiles
+        self.saved: dict[str, int] = {}  # multiply-adds that tiles save, by node
         self.steps: list[ProgramStep] = []
         self.kernels: set[str] = set()
         self.constants = constants
@@ -241,12 +243,10 @@ class Program:
 
     def pointer(self, value: ProgramValue) -> str:
         """A C expression for the first element."""
-        if value.buffer is not None:
-            return (
-                value.buffer.name if not value.offset else f"({value.buffer.name} + {value.offset})"
-            )
-        assert value.array is not None
-        return self.constants.add(value.array)
+        if value.buffer is None:
+            assert value.array is not None
+            return self.constants.add(value.array)
+        return f"({value.buffer.name} + {value.offset})" if value.offset else value.buffer.name
 
     def ordered(self, value: ProgramValue, order: Sequence[int] = ()) -> ProgramValue:
         """The value with its elements in an order of the axes (their own by default), copied if necessary."""
@@ -303,15 +303,15 @@ class Program:
             terms.append(f"{self.pointer(value)}[{at}]")
         heads = [f"for ({n} = 0; {n} < {d[0]}; {n}++) " for n, d in zip(names, dims, strict=True)]
         declared = f"int {', '.join(names)}; " if names else ""
-        body = expression.format(*terms)
-        code = f"{{ {declared}{''.join(heads)}{self.pointer(result)}[{index[0]}] = {body}; }}"
+        head = f"{declared}{''.join(heads)}{self.pointer(result)}[{index[0]}]"
+        code = f"{{ {head} = {expression.format(*terms)}; }}"
         pairs = zip(operands, strides[1:], strict=True)
-        apart = [v.buffer for v, own in pairs if not _same_places(result, v, own)]
+        apart = [v.buffer for v, own in pairs if not _same_positions(result, v, own)]
         over = [v for v in operands if v.buffer not in apart]
         self.step(code, operands, [result], kernels=kernels, overwrites=over, constants=constants)
 
 
-def _same_places(result: ProgramValue, value: ProgramValue, strides: Sequence[int]) -> bool:
+def _same_positions(result: ProgramValue, value: ProgramValue, strides: Sequence[int]) -> bool:
     """Whether each element of a result has the place, in its buffer, of the element it is computed from."""
     if result.offset != value.offset or np.dtype(result.dtype) != np.dtype(value.dtype):
         return False
