@@ -205,7 +205,7 @@ def open_folder(folder: Path, file: Path) -> Session:
         )
     data, _ = read_harmless(file)
     prefix = check_prefix(origin.name)
-    files, description = generate(data, Path(origin.file), prefix, origin.batch)
+    files, description = generate(data, Path(origin.file), prefix, origin.batch, origin.fit)
     for name in (f"{prefix}.h", f"{prefix}.c"):
         with readable_errors(folder / name), open_regular_file(folder / name) as stream:
             content = stream.read(len(files[name]) + 1)

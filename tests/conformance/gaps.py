@@ -97,7 +97,12 @@ GAPS = (
         "refused: `capsedge quantize --target tensorrt`",
     ),
     Gap(("c",), _with_int8("VoteRouting", "SelfAttentionRouting"), "there is no kernel", _WRITTEN),
-    Gap(("c",), ("FastConv",), "weights as they are take the least flash", _WRITTEN),
+    Gap(
+        ("c",),
+        ("FastConv",),
+        "C decides for every convolution whether tiles gain and fit",
+        _WRITTEN,
+    ),
     Gap(
         ("web",),
         tuple(OPERATORS),

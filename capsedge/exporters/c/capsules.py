@@ -117,7 +117,7 @@ def _squash(program: Program, node: CNode) -> list[ProgramValue]:
     epsilon = _numbers(float(given["epsilon"]))
     numbers = f"{x.size // size}, {size}, {epsilon}"
     code = f"caps_squash({program.pointer(x)}, {program.pointer(result)}, {numbers});"
-    program.step(code, [x], [result], kernels=["squash"], overwrites=True)
+    program.step(code, [x], [result], kernels=["squash"], overwrites=[x])
     return [result]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from capsedge.exporters.c.fast_conv import FastForm, fast_form, pack_transformed
 from capsedge.exporters.c.program import (
     MOST_BYTES,
     Array,
@@ -210,6 +211,10 @@ def convolve(
     g = _checked(node, x, weight)
     m, inside, kh, kw = weight.shape
     groups = int(node.attributes.get("group", 1))
+    if groups == 1 and g.dilations == (1, 1) and program.fast(node.name):
+        form = fast_form(inside, m, g.kernel, g.strides, g.out)
+        if form is not None:
+            return _convolve_fast(program, node, g, form, x, weight, bias)
     struct = _struct("caps_conv", [*g.numbers(m), int(node.relu)])
     result, images = _images(program, x, (g.n, m, *g.out), "float32")
     products = g.out[0] * g.out[1] * weight.size
@@ -235,6 +240,39 @@ def convolve(
         program.step(
             f"{{ {struct} {call} }}", [image], [out], kernels=[kernel], scratch=scratch, slide=slide,
             products=products, constants=names,
+        )  # fmt: skip
+    return result
+
+
+def _convolve_fast(
+    program: Program,
+    node: CNode,
+    g: Geometry,
+    form: FastForm,
+    x: ProgramValue,
+    weight: Array,
+    bias: Array,
+) -> ProgramValue:
+    """Write a convolution of a large window in tiles."""
+    program.begin(node.name, "FastConv")
+    m, inside = weight.shape[:2]
+    direct = g.out[0] * g.out[1] * weight.size
+    program.saved[node.name] = program.saved.get(node.name, 0) + g.n * (direct - form.cost)
+    sizes = (g.height, g.width, inside, m, *g.strides, *g.pads[:2], *g.out)
+    struct = _struct("caps_fast_conv", [*sizes, int(node.relu), len(form.passes)])
+    passes = ", ".join(f"{{{p.points[0]}, {p.points[1]}, {len(p.pieces)}}}" for p in form.passes)
+    pieces = [piece for each in form.passes for piece in each.pieces]
+    starts = ", ".join(f"{row.start}, {column.start}" for row, column in pieces)
+    tables = f"static const caps_fast_pass p[] = {{{passes}}}; static const int s[] = {{{starts}}};"
+    packed = pack_transformed(weight, g.strides, form)
+    names = [program.constants.add(v) for v in (packed, bias)]
+    result, images = _images(program, x, (g.n, m, *g.out), "float32")
+    for image, out in images:
+        call = f"caps_fast_conv_f32(&c, p, s, {program.pointer(image)}, {', '.join(names)}, "
+        call += f"{program.pointer(out)}, (float *)SCRATCH);"
+        program.step(
+            f"{{ {struct} {tables} {call} }}", [image], [out], kernels=["fast_conv_f32"],
+            scratch=4 * form.values(inside), products=form.cost, constants=names,
         )  # fmt: skip
     return result
 

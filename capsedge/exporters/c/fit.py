@@ -64,15 +64,20 @@ def memory_rows(name: str, memory: Mapping[str, int]) -> list[tuple[str, str]]:
     return [*rows, ("in all", text)]
 
 
+def excess(library: Library, fit: Mapping[str, int]) -> dict[str, int]:
+    """Bytes by which a network needs more than allowed, for each kind of memory that it has too little of."""
+    needed = needs(library)
+    by = {kind: sum(needed[kind].values()) - most for kind, most in fit.items()}
+    return {kind: more for kind, more in by.items() if more > 0}
+
+
 def check_fit(library: Library, fit: Mapping[str, int], source: Path) -> None:
     """Refuse a network that needs more flash or RAM than allowed.
 
     Raises:
         UsageError: it does not fit; the message lists the largest layers and what would help.
     """
-    needed = needs(library)
-    excess = {kind: sum(needed[kind].values()) - most for kind, most in fit.items()}
-    over = {kind: by for kind, by in excess.items() if by > 0}
+    needed, over = needs(library), excess(library, fit)
     if not over:
         return
     lines = [

@@ -49,7 +49,7 @@ def contents(
         file: its path, of which only the name is used.
         data: its bytes.
     """
-    description = describe(lib, metadata, file, data)
+    description = {**describe(lib, metadata, file, data), "fit": dict(lib.fit)}
     others = (
         example(lib, metadata), _cmake(lib), _readme(lib, description), _arduino(lib), _platformio(lib),
         _component(lib), _zephyr_module(lib), _zephyr_cmake(lib), _zephyr_options(lib),
@@ -101,12 +101,14 @@ class FolderOrigin:
         file: name of the ONNX file.
         sha256: its checksum.
         batch: images per call.
+        fit: bytes of ``flash`` and of ``ram`` that it had to fit; empty if none were asked for.
     """
 
     name: str
     file: str
     sha256: str
     batch: int
+    fit: dict[str, int]
 
 
 def origin_of(folder: Path) -> FolderOrigin:
@@ -122,11 +124,15 @@ def origin_of(folder: Path) -> FolderOrigin:
         batch = decode(list[InputRow], found.get("inputs"), "inputs")[0].shape[0]
         if not 0 < batch <= limits.C_BATCH:
             raise ValueError(f"the batch is {batch}, not 1 to {limits.C_BATCH:,}")
+        fit = decode(dict[str, int], found.get("fit", {}), "fit")
+        if not set(fit) <= {"flash", "ram"}:
+            raise ValueError(f"fit has {sorted(fit)}, not flash and ram")
         return FolderOrigin(
             decode(str, found.get("name"), "name"),
             decode(str, source.get("file"), "file"),
             decode(str, source.get("sha256"), "sha256"),
             batch,
+            fit,
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -109,6 +109,7 @@ class Translation:
         inputs: the C name of each input that the caller passes; empty for a mask of one class, which is made
             from the caller's ``index``.
         prefix: prefix of the names of buffers.
+        fast: whether the convolution of a node may be computed in tiles (`fast_conv`).
 
     Attributes:
         program: the steps.
@@ -121,8 +122,10 @@ class Translation:
         constants: Constants,
         inputs: Mapping[str, str],
         prefix: str = "",
+        fast: Callable[[str], bool] = lambda _: False,
     ) -> None:
         self.program = Program(constants, prefix)
+        self.program.fast = fast
         self.outputs: dict[str, ProgramValue] = {}
         self._opset = next(
             (o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1

@@ -210,7 +210,7 @@ def _layer_normalization(program: Program, node: CNode) -> list[ProgramValue]:
         f"caps_normalize_rows({program.pointer(x)}, {program.pointer(result)}, {x.size // size}, {size}, "
         f"{names[0]}, {names[1]}, {epsilon});"
     )
-    program.step(code, [x], [result], kernels=["normalize"], overwrites=True, constants=names)
+    program.step(code, [x], [result], kernels=["normalize"], overwrites=[x], constants=names)
     return [result]
 
 

@@ -18,6 +18,8 @@ from capsedge.exporters.c import toolchain
 from capsedge.runtime.files.writing import temporary_folder, write_bytes
 
 FLAGS = ("-std=c99", "-O2", "-ffp-contract=off")  # as the folder's CMakeLists.txt has them
+# What is not called is left out, as by the folder's build files: a decoder may not fit the board.
+SECTIONS = ("-ffunction-sections", "-fdata-sections", "-Wl,--gc-sections")
 SECONDS = 300  # limit for a compiler or QEMU
 STACK = 1 << 16  # bytes of a board's stack
 _ARM = "arm-none-eabi-gcc"
@@ -129,7 +131,8 @@ def count(
             f"On Debian: apt install {' '.join(missing)}",
         )
     with temporary_folder() as folder:
-        words = [*flags, *board.flags, *_defines(files, description, folder), "-nostartfiles"]
+        words = [*flags, *SECTIONS, *board.flags, *_defines(files, description, folder)]
+        words.append("-nostartfiles")
         write_bytes(folder / "board.ld", _linker_script(board, stack).encode())
         libraries = ["-lm", "-lgcc"] if board.compiler == _ARM else ["-lgcc"]
         _tool([board.compiler, *words, *libraries, "-T", "board.ld", "-o", "board.elf"], folder)

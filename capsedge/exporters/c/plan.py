@@ -13,10 +13,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from capsedge.exporters.c.program import ProgramStep
+from capsedge.exporters.c.program import Buffer, ProgramStep
 
 ALIGNMENT = 16
-_ROUNDS = 300  # placement orders that are tried if the first ones miss the bound
+_ROUNDS = 1000  # placement orders that are tried if the first ones miss the bound
 _WORK = (
     3_000_000  # comparisons of buffers in all rounds; a program of a large batch has fewer rounds
 )
@@ -96,7 +96,7 @@ def _groups(steps: Sequence[ProgramStep]) -> list[_Group]:
     group_of = {name: [member] for name, member in members.items()}
     for t, step in enumerate(steps):
         for buffer in step.reads:
-            shift = _shift(step, buffer.bytes)
+            shift = _shift(step, buffer)
             if shift is None:
                 continue
             source, result = members.get(buffer.name), members.get(step.writes[0].name)
@@ -124,13 +124,13 @@ def _groups(steps: Sequence[ProgramStep]) -> list[_Group]:
     return groups
 
 
-def _shift(step: ProgramStep, size: int) -> int | None:
-    """How far before a buffer of this size a step's result may start; None if they must not overlap."""
+def _shift(step: ProgramStep, buffer: Buffer) -> int | None:
+    """How far before a buffer that it reads a step's result may start; None if they must not overlap."""
     if len(step.writes) != 1 or step.writes[0].external:
         return None
-    if step.overwrites:
-        return 0 if step.writes[0].bytes == size else None
-    if step.slide is None or _aligned(step.slide) >= size:
+    if buffer in step.overwrites:
+        return 0 if step.writes[0].bytes == buffer.bytes else None
+    if step.slide is None or _aligned(step.slide) >= buffer.bytes:
         return None
     return _aligned(step.slide)
 

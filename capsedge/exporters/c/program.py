@@ -160,8 +160,8 @@ class ProgramStep:
         code: C, with the names of buffers; ``SCRATCH`` for the scratch memory.
         reads, writes: the buffers.
         scratch: bytes of scratch memory.
-        overwrites: whether the result may take the place of a buffer of the same size that is read here last:
-            each element is read before it is written, and never again.
+        overwrites: those of ``reads`` whose place the result may take if they are read here last and have its
+            size: each element is read before it is written, and never again.
         slide: how many bytes before its input the result may start, over what is no longer read; None where
             they must be apart.
         node, operator: what it was translated from.
@@ -173,7 +173,7 @@ class ProgramStep:
     reads: list[Buffer]
     writes: list[Buffer]
     scratch: int = 0
-    overwrites: bool = False
+    overwrites: list[Buffer] = field(default_factory=list)
     slide: int | None = None
     node: str = ""
     operator: str = ""
@@ -185,6 +185,8 @@ class Program:
     """Collects the steps, constants and kernels of one function."""
 
     def __init__(self, constants: Constants, prefix: str = "") -> None:
+        self.fast: Callable[[str], bool] = lambda _: False  # which convolutions may be in tiles
+        self.saved: dict[str, int] = {}  # multiply-adds that tiles save, by node
         self.steps: list[ProgramStep] = []
         self.kernels: set[str] = set()
         self.constants = constants
@@ -216,7 +218,7 @@ class Program:
         *,
         kernels: Iterable[str] = (),
         scratch: int = 0,
-        overwrites: bool = False,
+        overwrites: Iterable[ProgramValue] = (),
         slide: int | None = None,
         products: int = 0,
         constants: Iterable[str] = (),
@@ -231,7 +233,7 @@ class Program:
                 [v.buffer for v in reads if v.buffer is not None],
                 [v.buffer for v in writes if v.buffer is not None],
                 scratch,
-                overwrites,
+                [v.buffer for v in overwrites if v.buffer is not None],
                 slide,
                 *self._node,
                 products,
@@ -241,12 +243,10 @@ class Program:
 
     def pointer(self, value: ProgramValue) -> str:
         """A C expression for the first element."""
-        if value.buffer is not None:
-            return (
-                value.buffer.name if not value.offset else f"({value.buffer.name} + {value.offset})"
-            )
-        assert value.array is not None
-        return self.constants.add(value.array)
+        if value.buffer is None:
+            assert value.array is not None
+            return self.constants.add(value.array)
+        return f"({value.buffer.name} + {value.offset})" if value.offset else value.buffer.name
 
     def ordered(self, value: ProgramValue, order: Sequence[int] = ()) -> ProgramValue:
         """The value with its elements in an order of the axes (their own by default), copied if necessary."""
@@ -282,10 +282,9 @@ class Program:
         Args:
             expression: C, with ``{0}``, ``{1}`` for the operands' elements.
         """
-        rank = len(result.shape)
         strides = [result.strides]
         for value in operands:
-            missing = rank - len(value.shape)
+            missing = len(result.shape) - len(value.shape)
             own = [0 if d == 1 else s for d, s in zip(value.shape, value.strides, strict=True)]
             strides.append((0,) * missing + tuple(own))
         dims = merged((result.shape[a], *(s[a] for s in strides)) for a in result.order)
@@ -304,13 +303,20 @@ class Program:
             terms.append(f"{self.pointer(value)}[{at}]")
         heads = [f"for ({n} = 0; {n} < {d[0]}; {n}++) " for n, d in zip(names, dims, strict=True)]
         declared = f"int {', '.join(names)}; " if names else ""
-        body = expression.format(*terms)
-        code = f"{{ {declared}{''.join(heads)}{self.pointer(result)}[{index[0]}] = {body}; }}"
-        layout = strides[0] if not result.offset else None
-        flat = all(
-            v.buffer is None or s == layout for v, s in zip(operands, strides[1:], strict=True)
-        )
-        self.step(code, operands, [result], kernels=kernels, overwrites=flat, constants=constants)
+        head = f"{declared}{''.join(heads)}{self.pointer(result)}[{index[0]}]"
+        code = f"{{ {head} = {expression.format(*terms)}; }}"
+        pairs = zip(operands, strides[1:], strict=True)
+        apart = [v.buffer for v, own in pairs if not _same_positions(result, v, own)]
+        over = [v for v in operands if v.buffer not in apart]
+        self.step(code, operands, [result], kernels=kernels, overwrites=over, constants=constants)
+
+
+def _same_positions(result: ProgramValue, value: ProgramValue, strides: Sequence[int]) -> bool:
+    """Whether each element of a result has the place, in its buffer, of the element it is computed from."""
+    if result.offset != value.offset or np.dtype(result.dtype) != np.dtype(value.dtype):
+        return False
+    axes = zip(result.shape, result.strides, strides, strict=True)
+    return all(size == 1 or own == other for size, own, other in axes)
 
 
 def checked_size(size: int) -> int:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import resources
 
 import numpy as np
@@ -64,6 +64,7 @@ class Library:
         picture: shape of a picture.
         constants: constants that both use.
         heading: lines at the start of both files.
+        fit: the most bytes of flash and of RAM that decided its form; empty if none were asked for.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Library:
     picture: Shape
     constants: Constants
     heading: tuple[str, ...]
+    fit: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def upper(self) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import onnx
 
 from capsedge.errors import UnsupportedModelError, UsageError
 from capsedge.exporters.c import folder, measurement, naming, network_inputs
-from capsedge.exporters.c.fit import check_fit, memory_rows
+from capsedge.exporters.c.fit import check_fit, excess, memory_rows
 from capsedge.exporters.c.graph import Translation, prepare
 from capsedge.exporters.c.plan import plan
 from capsedge.exporters.c.program import Constants, Program, ProgramValue
@@ -85,7 +85,8 @@ def write_c(
         target: the folder; replaced if an earlier run wrote it.
         name: prefix of all symbols; made from the file's name by default.
         batch: images of a call; the file's, or 1.
-        fit: the most bytes of ``flash`` and of ``ram`` that it may take.
+        fit: the most bytes of ``flash`` and of ``ram`` that it may take. Convolutions whose tiles would take
+            too much are computed directly.
         measure: compile it for Cortex-M and count its instructions in QEMU, if these are installed. The
             description then has ``measured``, which depends on their versions.
 
@@ -126,27 +127,54 @@ def generate(
     Raises:
         UsageError, UnsupportedModelError, ArtefactError: as `write_c`.
     """
-    library, metadata = read_library(data, file, prefix, batch)
+    library, metadata = read_library(data, file, prefix, batch, fit)
     if fit:
         check_fit(library, fit, file)
     return folder.contents(library, metadata, file, data)
 
 
 def read_library(
-    data: bytes, file: Path, prefix: str, batch: int | None = None
+    data: bytes,
+    file: Path,
+    prefix: str,
+    batch: int | None = None,
+    fit: Mapping[str, int] | None = None,
 ) -> tuple[Library, ModelMetadata | None]:
     """Read everything needed to write the source from an ONNX file that ``read_harmless`` accepted.
+
+    With ``fit``, as many convolutions are computed in tiles as fit, those first that save most; the network
+    may not fit even without.
 
     Raises:
         UsageError, UnsupportedModelError, ArtefactError: as `write_c`.
     """
     bounds = Bounds(batch or 1, limits.C_VALUES, limits.C_SUM, bodies=False)
     data = checked(data, str(file), bounds)
-    return translate(data, onnx.load_model_from_string(data), prefix, batch, printable(file.name))
+    model = onnx.load_model_from_string(data)
+
+    def translated(direct: frozenset[str]) -> tuple[Library, ModelMetadata | None]:
+        library, metadata = translate(data, model, prefix, batch, printable(file.name), direct)
+        return replace(library, fit=dict(fit or {})), metadata
+
+    found = translated(frozenset())
+    saved = found[0].run.program.saved
+    if not fit or not saved or not excess(found[0], fit):
+        return found
+    direct = frozenset(saved)
+    found = translated(direct)
+    for name in sorted(saved, key=lambda name: -saved[name]):
+        if len(direct) > 1 and not excess((tried := translated(direct - {name}))[0], fit):
+            found, direct = tried, direct - {name}
+    return found
 
 
 def translate(
-    data: bytes, model: onnx.ModelProto, prefix: str, batch: int | None, file: str
+    data: bytes,
+    model: onnx.ModelProto,
+    prefix: str,
+    batch: int | None,
+    file: str,
+    direct: Collection[str] = (),
 ) -> tuple[Library, ModelMetadata | None]:
     """Translate the network and collect everything needed to write the folder.
 
@@ -156,6 +184,7 @@ def translate(
         prefix: prefix of the symbols.
         batch: None for the file's, or 1.
         file: its name, for comments.
+        direct: names of nodes whose convolutions must not be computed in tiles.
     """
     properties = {p.key: p.value for p in model.metadata_props}
     if CASCADE_KEY in properties:
@@ -176,7 +205,10 @@ def translate(
     decoder = translate_decoder(data, poses, capsules, constants) if decoded and capsules else None
     names = [o.name for o in model.graph.output if decoder is None or o.name != RECONSTRUCTION]
     constants = Constants()  # in the order of the run
-    run = Translation(prepare(fixed, names), constants, {i.name: i.parameter for i in inputs})
+    parameters = {i.name: i.parameter for i in inputs}
+    run = Translation(
+        prepare(fixed, names), constants, parameters, fast=lambda name: name not in direct
+    )
     taken = [i.parameter for i in inputs] if len(inputs) > 1 else []
     outputs = _write_outputs(run, names, metadata, taken)
     network_inputs.check_used(run.program, inputs, run.inputs)
