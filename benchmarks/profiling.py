@@ -22,7 +22,7 @@ from capsedge.runtime.backends.backend import Feeds, ProfiledBackend
 from capsedge.runtime.onnx_file.forecast import forecast
 from capsedge.runtime.profiling.operator_times import arena_peak, time_operators
 from capsedge.runtime.profiling.profile import random_inputs
-from capsedge.runtime.profiling.timing import timed_runs
+from capsedge.runtime.profiling.worker import timed_runs
 
 ROUNDS = 30
 

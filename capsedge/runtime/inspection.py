@@ -14,7 +14,8 @@ import numpy as np
 from capsedge.errors import ArtefactError, EnvironmentProblem, UsageError
 from capsedge.runtime.backends.cuda import load_cuda
 from capsedge.runtime.backends.engine_layers import EngineLayer
-from capsedge.runtime.backends.tensorrt_library import check_machine, import_for, this_machine
+from capsedge.runtime.backends.tensorrt_library import check_machine, this_machine
+from capsedge.runtime.backends.tensorrt_rtx import import_for
 from capsedge.runtime.files.documents import MalformedJson
 from capsedge.runtime.files.formats import is_engine
 from capsedge.runtime.files.reading import file_size, open_regular_file

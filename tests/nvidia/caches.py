@@ -6,7 +6,8 @@ import json
 import warnings
 
 from capsedge.exporters.tensorrt.engine_builder import get_timings, set_timings
-from capsedge.runtime.backends.tensorrt_library import import_tensorrt_rtx, start, tensorrt_logger
+from capsedge.runtime.backends.tensorrt_library import start, tensorrt_logger
+from capsedge.runtime.backends.tensorrt_rtx import import_tensorrt_rtx
 
 
 def main() -> None:

@@ -18,7 +18,8 @@ from capsedge.errors import CapsedgeError
 from capsedge.exporters.build_options import BuildOptions
 from capsedge.exporters.tensorrt.write_engine import write_engine as build
 from capsedge.runtime.backends import engine_layers
-from capsedge.runtime.backends.tensorrt_library import import_for, tensorrt_logger
+from capsedge.runtime.backends.tensorrt_library import tensorrt_logger
+from capsedge.runtime.backends.tensorrt_rtx import import_for
 from capsedge.runtime.onnx_file.layer_map import locations_in, merge_locations
 from capsedge.spec.vocabularies import TENSORRT_RTX
 

@@ -17,7 +17,7 @@ from benchmarks import affine
 from capsedge.datasets import ImageSet
 from capsedge.runtime.result_summary import DPI, new_figure, save_figure
 from capsedge.viz import decoder_figures, evidence_figures
-from capsedge.viz.figure import BAD, BEST, GOOD
+from capsedge.viz.figure import BAD, BEST, GOOD, rendered
 from tests.conftest import ROOT
 from tests.viz import traces
 from tests.viz.conftest import SAMPLES
@@ -108,7 +108,7 @@ def test_every_png_has_300_dots_an_inch(tmp_path: Path, dynamic: capsedge.Sessio
     figure = new_figure(2, 1)
     figure.subplots().plot([0, 1], [0, 1])
     save_figure(figure, tmp_path / "chart.png")
-    drawn = figure.rendered(figure, "png")
+    drawn = rendered(figure, "png")
     for data in ((tmp_path / "chart.png").read_bytes(), drawn):
         with Image.open(io.BytesIO(data)) as image:
             assert image.size == (2 * DPI, DPI) == (600, 300)

@@ -16,7 +16,8 @@ from benchmarks.common import machine
 from capsedge.errors import CapsedgeError
 from capsedge.runtime.backends.cuda import device_name, driver_version, load_cuda
 from capsedge.runtime.backends.cuda_operators import find_parts
-from capsedge.runtime.backends.tensorrt_library import import_tensorrt, import_tensorrt_rtx
+from capsedge.runtime.backends.tensorrt_library import import_tensorrt
+from capsedge.runtime.backends.tensorrt_rtx import import_tensorrt_rtx
 from capsedge.runtime.files.writing import write_bytes
 from tests.native import cuda_library
 from tests.native.library import NativeError

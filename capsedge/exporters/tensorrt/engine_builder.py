@@ -16,12 +16,8 @@ from typing import Any
 from capsedge.errors import EnvironmentProblem, UnsupportedModelError, UsageError
 from capsedge.runtime.backends import engine_layers
 from capsedge.runtime.backends.engine_layers import EngineLayer
-from capsedge.runtime.backends.tensorrt_library import (
-    load_plugin,
-    product,
-    set_compute_capabilities,
-    start,
-)
+from capsedge.runtime.backends.tensorrt_library import load_plugin, product, start
+from capsedge.runtime.backends.tensorrt_rtx import set_compute_capabilities
 from capsedge.runtime.files.text import format_bytes
 
 # --- Progress for people: the phase, the share done and the time left ---

@@ -30,17 +30,19 @@ from capsedge.graph.check import checked
 from capsedge.graph.fusion.free_length import at_length
 from capsedge.runtime.backends.cuda import load_cuda
 from capsedge.runtime.backends.tensorrt_library import (
-    DEFAULT_CAPABILITIES,
-    check_capabilities,
-    check_parser_takes_plugins,
     find_plugin,
-    import_for,
     interface,
     load_plugin,
     no_plugin,
     start,
     tensorrt_logger,
     this_machine,
+)
+from capsedge.runtime.backends.tensorrt_rtx import (
+    DEFAULT_CAPABILITIES,
+    check_capabilities,
+    check_parser_takes_plugins,
+    import_for,
 )
 from capsedge.runtime.files import reading
 from capsedge.runtime.files.text import format_bytes

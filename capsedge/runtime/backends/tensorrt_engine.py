@@ -17,12 +17,12 @@ from capsedge.runtime.backends.cuda import Cuda, load_cuda
 from capsedge.runtime.backends.engine_layers import EngineLayer
 from capsedge.runtime.backends.tensorrt_library import (
     check_machine,
-    import_for,
     load_plugin,
     product,
     start,
     tensorrt_logger,
 )
+from capsedge.runtime.backends.tensorrt_rtx import import_for
 from capsedge.runtime.metadata import engine_metadata as metadata_files
 
 _DTYPES = {

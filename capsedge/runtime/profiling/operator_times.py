@@ -18,7 +18,7 @@ from capsedge.runtime.onnx_file.costs import Cost, Tensor, cost
 from capsedge.runtime.onnx_file.layer_map import Location, locate, locations_in, merge_locations
 from capsedge.runtime.onnx_file.structure import GraphStructure, Node, Structure, read_structure
 from capsedge.runtime.profiling.machine_peaks import Overheads, Peaks, overheads
-from capsedge.runtime.profiling.timing import timed_runs
+from capsedge.runtime.profiling.worker import timed_runs
 from capsedge.runtime.session.session import Session
 from capsedge.spec.operators import operator_of
 from capsedge.spec.vocabularies import ESCALATED

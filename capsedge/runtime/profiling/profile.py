@@ -29,9 +29,8 @@ from capsedge.runtime.profiling.timing import (
     processor_speed,
     stable_window,
     summarize,
-    timed_runs,
 )
-from capsedge.runtime.profiling.worker import RunLimits, take_times
+from capsedge.runtime.profiling.worker import RunLimits, take_times, timed_runs
 from capsedge.runtime.progress import Progress, silent
 from capsedge.runtime.result_summary import LINES, Report, Table, short
 from capsedge.runtime.session.session import Session

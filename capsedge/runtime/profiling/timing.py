@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -116,19 +114,3 @@ def stable_window(seconds: NDArray[np.float64]) -> StableWindow:
                 start, len(seconds) - start, 1e3 * float(np.median(seconds[start:]))
             )
     return StableWindow(None, 0, 1e3 * float(np.median(seconds)))
-
-
-def timed_runs(
-    run: Callable[[], Any], duration: float, least: int = 1, most: int | None = None
-) -> NDArray[np.float64]:
-    """Seconds of each run: runs until both the number and the duration are reached, or ``most`` runs."""
-    clock = time.perf_counter
-    samples: list[float] = []
-    end = clock() + duration
-    now = clock()
-    while (now < end or len(samples) < least) and (most is None or len(samples) < most):
-        start = clock()
-        run()
-        now = clock()
-        samples.append(now - start)
-    return np.array(samples)

@@ -31,8 +31,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from capsedge.runtime.profiling.timing import timed_runs
-from capsedge.runtime.session.session import Session
+    from capsedge.runtime.session.session import Session
 
 Run = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 Loader = Callable[["Specification"], tuple[Run, str]]
@@ -119,6 +118,22 @@ def take_times(run: Callable[[], Any], limits: RunLimits) -> NDArray[np.float64]
     while time.perf_counter() < until:
         run()
     return timed_runs(run, limits.duration, limits.iterations)
+
+
+def timed_runs(
+    run: Callable[[], Any], duration: float, least: int = 1, most: int | None = None
+) -> NDArray[np.float64]:
+    """Seconds of each run: runs until both the number and the duration are reached, or ``most`` runs."""
+    clock = time.perf_counter
+    samples: list[float] = []
+    end = clock() + duration
+    now = clock()
+    while (now < end or len(samples) < least) and (most is None or len(samples) < most):
+        start = clock()
+        run()
+        now = clock()
+        samples.append(now - start)
+    return np.array(samples)
 
 
 def resident_bytes(peak: bool = False) -> int | None:
