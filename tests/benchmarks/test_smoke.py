@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import ROOT
-from tests.web import package
+from tests.web import browser
 
 FOLDER = ROOT / "benchmarks"
 DATA, OUT, ZOO = "DATA", "OUT", str(ROOT / "capsedge" / "zoo")
@@ -85,7 +85,7 @@ TOOLS = (
     "tools.release", "tools.runtimes", "tools.speed", "tools.walks", "tools.wheels",
     "tools.zoo.__main__", "tools.zoo.train_photos",
 )  # fmt: skip
-NEEDED = {"page": package.missing(), "operators": "" if shutil.which("c++") else "needs g++"}
+NEEDED = {"page": browser.missing(), "operators": "" if shutil.which("c++") else "needs g++"}
 
 
 def test_every_program_is_started_or_says_why_not() -> None:
