@@ -89,7 +89,7 @@ def command(
 
     The last line is PASSED or FAILED; the exit code is 4 if a tolerance is exceeded.
     """
-    from capsedge.verification.file_reference import is_folder
+    from capsedge.verification.artefact_kind import is_folder
 
     if len(models) == 1:
         is_folder(models[0], options.made_from)

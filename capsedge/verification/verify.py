@@ -37,6 +37,7 @@ from capsedge.runtime.session.ensemble import Ensemble
 from capsedge.runtime.session.session import Session
 from capsedge.spec.version import VERSION
 from capsedge.tolerance import NOISE_FACTOR
+from capsedge.verification.artefact_kind import is_folder
 from capsedge.verification.certificate import (
     Certificate,
     ComparisonDocument,
@@ -46,7 +47,7 @@ from capsedge.verification.certificate import (
 )
 from capsedge.verification.comparison import OutputComparison
 from capsedge.verification.compiled_c import CompiledC, open_folder
-from capsedge.verification.file_reference import FileReference, is_folder
+from capsedge.verification.file_reference import FileReference
 from capsedge.verification.reference import (
     Arrays,
     Reference,
