@@ -138,7 +138,7 @@ def _matched(
     return Match(names, removed, tuple(outside), once and whole and not more, same)
 
 
-_KEY = "shadow_params"
+_AVERAGES = "shadow_params"
 _DEPTH = 3  # maximum depth of nested dictionaries
 _LISTED = 5
 
@@ -169,9 +169,9 @@ def unnamed_in(
     if type(value) is not dict or len(location) > _DEPTH or id(value) in visited:
         return
     visited.add(id(value))  # a file may refer to the same dictionary many times
-    found = value.get(_KEY)
+    found = value.get(_AVERAGES)
     if isinstance(found, (list, tuple)) and found and all(isinstance(t, Tensor) for t in found):
-        yield Unnamed((*location, _KEY), found)
+        yield Unnamed((*location, _AVERAGES), found)
     for key, inner in value.items():
         if type(key) is str:
             yield from unnamed_in(inner, (*location, key), visited)

@@ -20,9 +20,9 @@ def _reserved(name: str) -> str:
         return f"It has {len(name)} characters; {_LONGEST} is the most."
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name, re.ASCII):
         return "It takes letters, digits and underscores, a letter first."
-    if lower in WORDS:
+    if lower in RESERVED_WORDS:
         return "It is a word of C or C++."
-    if lower in FILES or _DEVICE.fullmatch(lower):
+    if lower in RESERVED_FILES or _DEVICE.fullmatch(lower):
         return "A header, a file of the folder, a target of CMake or a device has this name."
     if lower.startswith("caps_"):
         return "The generated source uses such names itself."
@@ -62,7 +62,7 @@ def field_of(name: str, taken: Collection[str]) -> str:
     field = _identifier(name)
     lower = field.lower()
     macro = field == field.upper() or re.match(r"(?:PRI|SCN)[a-z]", field)
-    if macro or not field[0].isalpha() or lower in WORDS or lower in ("input", "picture"):
+    if macro or not field[0].isalpha() or lower in RESERVED_WORDS or lower in ("input", "picture"):
         field = f"output_{field}".rstrip("_")
     others = {other.upper() for other in taken}
     unique, number = field, 2
@@ -137,5 +137,5 @@ ammintrin arm_acle arm_bf16 arm_cde arm_cmse arm_fp16 arm_mve arm_neon arm_sve c
 intrin mm_malloc mmintrin nmmintrin pmmintrin smmintrin tmmintrin wasm_simd128 wmmintrin x86gprintrin
 x86intrin xmmintrin xopintrin
 """
-WORDS = frozenset(_LANGUAGE.split())
-FILES = frozenset(_FOLDER.split())
+RESERVED_WORDS = frozenset(_LANGUAGE.split())
+RESERVED_FILES = frozenset(_FOLDER.split())

@@ -19,7 +19,7 @@ from capsedge.cli import app
 from capsedge.errors import UnsupportedModelError, UsageError
 from capsedge.exporters.c import measurement, naming, wasm
 from capsedge.exporters.c.folder import origin_of, read_report
-from capsedge.exporters.c.naming import WORDS
+from capsedge.exporters.c.naming import RESERVED_WORDS
 from capsedge.exporters.c.write_c import generate, translate, write_c
 from capsedge.graph.bodies import function_body
 from capsedge.spec import limits
@@ -253,7 +253,9 @@ def test_fit_counts_integers_by_their_size(tmp_path: Path) -> None:
 @pytest.mark.thorough
 def test_the_example_compiles_and_the_header_is_cpp_too(tmp_path: Path) -> None:
     """With inputs of the names of words, macros and of the source's own variables."""
-    names = list({naming.parameter_of(n).upper(): n for n in [*sorted(WORDS), *OWN]}.values())
+    names = list(
+        {naming.parameter_of(n).upper(): n for n in [*sorted(RESERVED_WORDS), *OWN]}.values()
+    )
     for first in range(0, len(names), limits.C_INPUTS):
         folder = tmp_path / str(first)
         folder.mkdir()

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 
 from capsedge.errors import UsageError
 from capsedge.exporters.c import naming
-from capsedge.exporters.c.naming import FILES, WORDS
+from capsedge.exporters.c.naming import RESERVED_FILES, RESERVED_WORDS
 from capsedge.exporters.c.write_c import write_c
 from tests.exporters.c.compiled import compiler
 
@@ -80,7 +80,7 @@ def _network(path: Path, outputs: list[str]) -> Path:
 def test_outputs_of_every_name_compile(tmp_path: Path) -> None:
     names = [
         n
-        for n in dict.fromkeys([*WORDS, *OWN, *_identifiers(), *_unusual()])
+        for n in dict.fromkeys([*RESERVED_WORDS, *OWN, *_identifiers(), *_unusual()])
         if n not in ("x", "first")
     ]
     assert len(names) > 2000
@@ -110,7 +110,7 @@ def test_outputs_of_every_name_compile(tmp_path: Path) -> None:
 def test_a_network_with_such_outputs_compiles_with_its_example(tmp_path: Path) -> None:
     names = [
         n
-        for n in dict.fromkeys([*sorted(WORDS), *OWN, *_unusual()[:40]])
+        for n in dict.fromkeys([*sorted(RESERVED_WORDS), *OWN, *_unusual()[:40]])
         if n not in ("x", "first")
     ]
     names = [n.encode("utf-8", "ignore").decode() for n in names]
@@ -163,8 +163,8 @@ def test_a_name_of_another_file_is_refused(name: str, tmp_path: Path) -> None:
 
 def test_every_file_gets_a_name_that_may_be_given() -> None:
     for stem in [
-        *WORDS,
-        *FILES,
+        *RESERVED_WORDS,
+        *RESERVED_FILES,
         *OWN,
         *_unusual(),
         "caps_net",
