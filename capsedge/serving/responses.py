@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 from capsedge.errors import UsageError
 from capsedge.runtime.session.tensors import LARGEST, check_sizes_agree, checked_input
 from capsedge.serving import grpc_messages
-from capsedge.serving.mask_outputs import described, masks_as
 from capsedge.serving.request_tensors import BYTES, DATATYPES, datatype_of
-from capsedge.serving.requests import PREDICTIONS, PreparedRequest
+from capsedge.serving.requests import PREDICTIONS, PreparedRequest, encoded_masks, mask_metadata
 from capsedge.spec import limits
 
 if TYPE_CHECKING:
@@ -116,7 +115,7 @@ def respond(
     parameters: dict[str, str] = {}
     if request.choice is not None:
         predictions = _predictions(session, request, results)
-        outputs |= masks_as(request.masks, predictions)
+        outputs |= encoded_masks(request.masks, predictions)
         if request.sends_predictions:
             parameters[PREDICTIONS] = _as_json(predictions, request.choice.top_k)
     return InferResponse(name, version, outputs, parameters)
@@ -163,7 +162,7 @@ def model_metadata(session: Session, name: str, version: str) -> dict[str, Any]:
         "inputs": [_tensor(port, session, images) for port in session.inputs],
         "outputs": [
             *(_tensor(port, session, _meaning(port.name, session)) for port in session.outputs),
-            *described(session),
+            *mask_metadata(session),
         ],
         "parameters": _parameters_of(session),
     }

@@ -14,9 +14,8 @@ from PIL import Image
 
 import capsedge
 from capsedge.errors import UsageError
-from capsedge.serving.mask_outputs import MASK, MASK_PNG, mask_outputs
 from capsedge.serving.request_bodies import InferRequest, Input, Output
-from capsedge.serving.requests import read_request
+from capsedge.serving.requests import MASK, MASK_PNG, mask_outputs, read_request
 from capsedge.serving.responses import model_metadata, respond
 from capsedge.spec import limits
 from tests.runtime.test_masks import segmenter

@@ -22,7 +22,7 @@ from capsedge.errors import ArtefactError, ShapeError, UnsupportedModelError, Us
 from capsedge.exporters.build_options import BuildOptions
 from capsedge.exporters.tensorrt import lowering
 from capsedge.exporters.tensorrt.write_engine import BuildReport, write_engine
-from capsedge.graph.fusion.free_length import at_length
+from capsedge.graph.fusion.free_axes import at_length
 from capsedge.runtime.backends.backend import ProfiledBackend
 from capsedge.runtime.backends.tensorrt_slots import GRAPHS
 from capsedge.runtime.metadata.engine_metadata import metadata_path

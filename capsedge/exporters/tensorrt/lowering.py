@@ -20,7 +20,7 @@ from capsedge.errors import ParityError, UnsupportedModelError, UsageError
 from capsedge.graph.bodies import Shape
 from capsedge.graph.cleanup import simplify
 from capsedge.graph.functions import inline_functions
-from capsedge.graph.fusion.free_length import free_lengths, lengths_of
+from capsedge.graph.fusion.free_axes import free_lengths, lengths_of
 from capsedge.graph.ir import (
     attributes_of,
     constants_of,

@@ -27,7 +27,7 @@ from capsedge.exporters.tensorrt.engine_builder import (
 )
 from capsedge.exporters.tensorrt.lowering import name_nodes
 from capsedge.graph.check import checked
-from capsedge.graph.fusion.free_length import at_length
+from capsedge.graph.fusion.free_axes import at_length
 from capsedge.runtime.backends.cuda import load_cuda
 from capsedge.runtime.backends.tensorrt_library import (
     find_plugin,

@@ -1,6 +1,6 @@
 """Turn the bytes of another tool's file into an optimized one: convert, clean up, fuse, compare.
 
-Calls go one way: from here to the batch (``free_batch``), to the matcher (``matcher``), which has each
+Calls go one way: from here to the batch (``free_axes``), to the matcher (``matcher``), which has each
 hypothesis checked (``equivalence``), and to the final comparison (``proof``).
 
 Run as ``python -m capsedge.graph.fusion.optimize_graph`` in a sandbox, it reads the file from standard input
@@ -31,8 +31,7 @@ from capsedge.graph.fusion import FusedOperator, FusionReport, NoMatch, NotFused
 from capsedge.graph.fusion.constant_shapes import constant_shapes
 from capsedge.graph.fusion.edit import between_casts, has_halves, widened, widened_as
 from capsedge.graph.fusion.execution import first_line
-from capsedge.graph.fusion.free_batch import with_batch
-from capsedge.graph.fusion.free_length import (
+from capsedge.graph.fusion.free_axes import (
     PROVED_AT,
     TYPICAL,
     NotFree,
@@ -42,6 +41,7 @@ from capsedge.graph.fusion.free_length import (
     kept_note,
     optimized_at_sizes,
     prove_lengths,
+    with_batch,
 )
 from capsedge.graph.fusion.matcher import (
     Replacement,

@@ -18,7 +18,7 @@ from torch import Tensor
 
 import capsedge
 from capsedge.cli import app
-from capsedge.graph.fusion import free_batch
+from capsedge.graph.fusion import free_axes
 from capsedge.graph.fusion.execution import session_of
 from capsedge.graph.fusion.optimize_graph import OptimizedGraph, optimize_model
 from capsedge.graph.fusion.values import Values
@@ -228,8 +228,8 @@ def test_numbers_decide(monkeypatch: pytest.MonkeyPatch) -> None:
         model.graph.initializer.append(numpy_helper.from_array(np.array([0]), "axes"))
         return model
 
-    right = free_batch.free_batch
-    monkeypatch.setattr(free_batch, "free_batch", wrong)
+    right = free_axes.free_batch
+    monkeypatch.setattr(free_axes, "free_batch", wrong)
     improved = optimize_model(fixed(D.Batched(), 3).SerializeToString())
     assert improved.batch == "3"
     assert any("depend on the others, or differ" in n for n in improved.notes)

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from capsedge.graph.functions import attach_functions
 from capsedge.graph.fusion import FusedOperator, FusionReport
-from capsedge.graph.fusion.free_length import (
+from capsedge.graph.fusion.free_axes import (
     FreeLength,
     at_length,
     free_lengths,
