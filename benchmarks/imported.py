@@ -32,7 +32,7 @@ from torch import Tensor, nn
 import capsedge
 from benchmarks.common import machine
 from capsedge.importers.import_options import ImportOptions
-from capsedge.importers.reference_check import matching
+from capsedge.importers.reference_check import matching_output
 from capsedge.models import CapsuleModel, CapsuleOutput
 from capsedge.models.user.code import on_cpu
 from capsedge.models.user.module import UserModuleSpec, load_user_module
@@ -74,7 +74,7 @@ def plain_export(module: nn.Module, model: CapsuleModel, example: Tensor, path: 
     """Export the author's module with ``torch.onnx.export`` alone; its output is named as in ours."""
     with torch.no_grad(), on_cpu():
         wanted, answer = model(example), module(example)
-    kind, value = matching(answer, _shapes(wanted))
+    kind, value = matching_output(answer, _shapes(wanted))
     declared = model.config.outputs
     scores = model.score_name if declared is None else declared.values[0]
     name = {"poses": "poses", "scores": scores}[kind]
@@ -99,7 +99,7 @@ def _differs(model: CapsuleModel, plain: Path, example: Tensor) -> float:
     answer = onnxruntime.InferenceSession(str(plain)).run(None, {"images": example.numpy()})
     with torch.no_grad():
         wanted = model(example)
-    kind, value = matching([torch.from_numpy(a) for a in answer], _shapes(wanted))
+    kind, value = matching_output([torch.from_numpy(a) for a in answer], _shapes(wanted))
     own: Tensor = getattr(wanted, kind)
     return float((value - own).abs().max() / own.abs().max())
 

@@ -28,7 +28,7 @@ import capsedge
 from benchmarks import q7_capsnets
 from benchmarks.common import replace_between
 from capsedge.exporters.c import measurement as measure
-from capsedge.exporters.c.write_c import generate
+from capsedge.exporters.c.write_c import generate_c_folder
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/benchmarks/microcontroller.md"
@@ -61,7 +61,7 @@ class Candidate(NamedTuple):
 
 def ours(file: Path, flags: tuple[str, ...]) -> Candidate:
     """The C code written by capsedge."""
-    return Candidate(*generate(file.read_bytes(), file, "net"), flags)
+    return Candidate(*generate_c_folder(file.read_bytes(), file, "net"), flags)
 
 
 def standard(file: Path, target: Path) -> list[str]:
@@ -244,7 +244,7 @@ def main() -> None:
     head = ["network", "C by", *cores, "flash", "RAM"]
     lines = [head, ["---"] * len(head), *found]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    used = [measure.version(tool) for tool in ("arm-none-eabi-gcc", "qemu-system-arm")]
+    used = [measure.tool_version(tool) for tool in ("arm-none-eabi-gcc", "qemu-system-arm")]
     versions = ", ".join([f"capsedge {capsedge.__version__}", *used])
     if given.write:
         replace_between(PAGE, BEGIN, END, f"\n{versions}\n\n{table}\n")

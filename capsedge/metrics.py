@@ -1,4 +1,4 @@
-"""Differences of two computations: elements, decisions, values of a regression.
+"""Compare two computations: elements, decisions, values of a regression; with JSON documents.
 
 Errors are absolute, in the output's own unit, and relative to the range that the reference takes: the largest
 less the smallest value on all samples, or the largest magnitude where the value does not vary. In an output

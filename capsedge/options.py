@@ -215,7 +215,8 @@ def check(each: Declared, value: Any) -> None:
         raise UsageError(f"Invalid {each.name} {value!r:.40}.", f"It must be {wanted[1]}.")
     if not within(value, stated.min, stated.max):
         raise UsageError(
-            f"Invalid {each.name} {shown(value)}.", f"It must be {bounds(stated.min, stated.max)}."
+            f"Invalid {each.name} {format_number(value)}.",
+            f"It must be {bounds(stated.min, stated.max)}.",
         )
 
 
@@ -231,16 +232,16 @@ def within(value: Any, low: float | None, high: float | None) -> bool:
 def bounds(low: float | None, high: float | None) -> str:
     """Bounds in words, after "a number" or "it must be"."""
     if low is not None and high is not None:
-        return f"from {shown(low)} to {shown(high)}"
-    return f"at least {shown(low)}" if low is not None else f"at most {shown(high)}"
+        return f"from {format_number(low)} to {format_number(high)}"
+    return f"at least {format_number(low)}" if low is not None else f"at most {format_number(high)}"
 
 
-def telling(high: float | None) -> float | None:
+def bound_in_help(high: float | None) -> float | None:
     """An upper bound that a reader of the help wants to know; None for those that only the machine sets."""
     return None if high is None or high >= LARGEST_COUNT else high
 
 
-def shown(number: Any) -> str:
+def format_number(number: Any) -> str:
     """A number in an error: a whole one with all digits, unless they are too many to read."""
     if isinstance(number, int) and abs(number) < 10**20:
         return str(number)
@@ -256,7 +257,7 @@ _NUMBER = re.compile(
 )
 
 
-def whole(text: str) -> int:
+def parse_whole(text: str) -> int:
     """A whole number that a user wrote, in digits of ASCII.
 
     Raises:
@@ -267,7 +268,7 @@ def whole(text: str) -> int:
     return int(text)
 
 
-def number(text: str) -> float:
+def parse_number(text: str) -> float:
     """A number that a user wrote, in digits of ASCII; neither infinite nor NaN.
 
     Raises:
@@ -279,7 +280,7 @@ def number(text: str) -> float:
     return found
 
 
-def words(text: str) -> list[str]:
+def comma_separated(text: str) -> list[str]:
     """The words of an option that takes several, separated by commas."""
     return [word.strip() for word in text.split(",") if word.strip()]
 
@@ -309,9 +310,9 @@ def assigned(
                 f"Its fields: {', '.join(known)}.",
             )
         each = known[name]
-        parse = {int: whole, float: number}.get(each.kind, each.kind)
+        parse = {int: parse_whole, float: parse_number}.get(each.kind, each.kind)
         try:
-            parts = [parse(part) for part in (words(value) if each.several else [value])]
+            parts = [parse(part) for part in (comma_separated(value) if each.several else [value])]
         except ValueError:
             kind_of = "a whole number" if each.kind is int else "a number"
             raise UsageError(f"Invalid {label} {text:.40}.", f"It takes {kind_of}.") from None
@@ -321,14 +322,14 @@ def assigned(
     return found
 
 
-def tolerance(text: str) -> tuple[float, float]:
+def parse_tolerance(text: str) -> tuple[float, float]:
     """The two parts of a tolerance such as ``1e-5,1e-4``: absolute and relative.
 
     Raises:
         UsageError: the text has another form, or a part is negative or too large.
     """
     try:
-        absolute, relative = map(number, text.split(","))
+        absolute, relative = map(parse_number, text.split(","))
     except ValueError:
         absolute = relative = math.nan
     if not (within(absolute, 0, LARGEST_TOLERANCE) and within(relative, 0, LARGEST_TOLERANCE)):
@@ -349,10 +350,10 @@ def iteration_counts(text: str) -> tuple[int, ...]:
     possible = range(1, limits.ITERATIONS + 1)
     try:
         if ".." in text:
-            first, last = (whole(v) for v in text.split(".."))
+            first, last = (parse_whole(v) for v in text.split(".."))
             found = list(range(first, last + 1)) if {first, last} <= {*possible} else []
         else:
-            found = list(dict.fromkeys(whole(v) for v in text.split(",")))
+            found = list(dict.fromkeys(parse_whole(v) for v in text.split(",")))
     except ValueError:
         found = []
     if not found or not {*found} <= {*possible}:
@@ -369,7 +370,7 @@ def iteration_counts(text: str) -> tuple[int, ...]:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def takes(*kinds: type[Options]) -> Callable[[F], F]:
+def takes_options(*kinds: type[Options]) -> Callable[[F], F]:
     """Let a function take the fields of dataclasses of options as keyword arguments.
 
     The function itself gets the dataclasses, each as the parameter that is annotated with it; callers inside

@@ -27,8 +27,6 @@ _TEXT = re.compile(r'"""[\s\S]*?"""')
 SHARED = {
     "Children": 2,  # of a window, of a dense layer
     "Layer": 2,  # steps of two function bodies
-    "Layout": 2,  # of an operator, of a candidate
-    "Message": 2,  # of ONNX and of gRPC
     "Search": 2,  # for two kinds of routing
     "Writer": 3,  # of nodes, in three rewrites
 }

@@ -15,13 +15,21 @@ import capsedge
 from capsedge.cli import app
 from capsedge.cli._commands import VerbOption
 from capsedge.cli._options import MetadataOptions
-from capsedge.cli._types import Real, Several, Whole, inner
+from capsedge.cli._types import Real, Several, Whole, single_value_type
 from capsedge.errors import UsageError
 from capsedge.exporters.build_options import BuildOptions
 from capsedge.exporters.export_options import ExportOptions
 from capsedge.optimization.optimize_options import OptimizeOptions
 from capsedge.optimization.sweep_options import SweepOptions
-from capsedge.options import Declared, Options, bounds, declared, number, options_of, whole
+from capsedge.options import (
+    Declared,
+    Options,
+    bounds,
+    declared,
+    options_of,
+    parse_number,
+    parse_whole,
+)
 from capsedge.runtime.backends.backend import parse_device
 from capsedge.serving.serve_options import ServeOptions
 from capsedge.serving.served_models import _as_number
@@ -89,7 +97,7 @@ def test_every_number_of_a_verb_has_both_bounds() -> None:
 def _numeric() -> Iterator[tuple[str, VerbOption, Whole | Real]]:
     for name, verb in verbs(app):
         for option in verb.params:
-            value = inner(option.type)
+            value = single_value_type(option.type)
             if isinstance(option, VerbOption) and isinstance(value, (Whole, Real)):
                 yield name, option, value
 
@@ -195,7 +203,7 @@ def test_devices(text: str) -> None:
 @given(st.text(max_size=12))
 @settings(max_examples=100, deadline=None)
 def test_any_text_is_a_number_of_ascii_or_refused(text: str) -> None:
-    for parse in (whole, number):
+    for parse in (parse_whole, parse_number):
         try:
             found = parse(text)
         except ValueError:

@@ -14,7 +14,7 @@ import pytest
 import capsedge
 from capsedge.cli import app
 from capsedge.errors import UsageError
-from capsedge.options import Options, declared, option, takes, tolerance
+from capsedge.options import Options, declared, option, parse_tolerance, takes_options
 from tools import keywords
 from tools.docs.commands import verbs
 
@@ -73,7 +73,7 @@ def test_honest_values_are_kept() -> None:
     assert Sample(**given) == Sample(folder=Path("here"), words=("x",))
 
 
-@takes(Sample)
+@takes_options(Sample)
 def make(name: str, options: Sample = Sample(), *, loud: bool = False, **_keywords: Any) -> str:
     """Make one.
 
@@ -129,7 +129,7 @@ def test_type_checkers_know_the_same_options() -> None:
 @pytest.mark.parametrize("text", ["1e-5", "1e-5,x", "-1,0", "nan,0", "inf,0", "1,2,3", ""])
 def test_wrong_tolerances(text: str) -> None:
     with pytest.raises(UsageError, match="Invalid --tolerance"):
-        tolerance(text)
+        parse_tolerance(text)
 
 
 # By the options' TypedDict: the verb that takes them.

@@ -103,7 +103,7 @@ def test_cycles_and_depth(value: list[Any], tmp_path: Path) -> None:
         (
             Call(codecs.encode, ("a", "cp1006")),
             BadPickle,
-            "cp1006",
+            "cp1006|encodings",  # the file, or its folder if that is listed again
         ),  # a module that is not open yet
         (torch.zeros(1).expand(1 << 30), BadPickle, "limit is 536,870,912"),
     ],
@@ -158,7 +158,10 @@ def test_archives_are_refused(
 def test_other_pickle_protocols_are_named(tmp_path: Path) -> None:
     with pytest.raises(BadPickle) as caught:
         read(tmp_path / "a.pt", {"a": "b"}, pickle_protocol=4)
-    assert "a pickle protocol other than" in torch_file.unreadable(tmp_path, caught.value).fix
+    assert (
+        "a pickle protocol other than"
+        in torch_file.unreadable_torch_file(tmp_path, caught.value).fix
+    )
 
 
 def test_nothing_is_unpacked_to_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from capsedge.models import CapsuleModel, get_config
 from capsedge.models.checkpoint import load_checkpoint
 from capsedge.models.training.evaluate import (
     evaluation_pairs,
-    normalize,
+    normalize_images,
     predict_all,
     to_input,
 )
@@ -129,7 +129,7 @@ def test_the_small_model_is_pruned() -> None:
 
 def reference(model: CapsuleModel, data: ImageSet) -> tuple[torch.Tensor, Scores]:
     """Inputs and the scores of the eager FP32 model."""
-    x = normalize(to_input(data.images, model.config), model.config)
+    x = normalize_images(to_input(data.images, model.config), model.config)
     with torch.no_grad():
         scores = torch.cat([model(part).scores for part in x.split(250)])
     return x, scores.numpy()
@@ -196,7 +196,7 @@ def test_pairs_of_mnist(mnist: Path, tmp_path: Path, count: int) -> None:
         torch.no_grad(),
     ):
         for canvases, owners in evaluation_pairs(test, model.config):
-            x = normalize(canvases, model.config)
+            x = normalize_images(canvases, model.config)
             wanted = model(x).scores.topk(2, 1).indices.numpy()
             of_export = exported.run(x.numpy())[model.score_name].argsort(1)[:, :-3:-1]
             assert np.array_equal(of_export, wanted)

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from capsedge.batch_inference.batch_options import BatchOptions
 from capsedge.batch_inference.items import ImageSource, Part
-from capsedge.batch_inference.journal import Journal, check_output
+from capsedge.batch_inference.journal import Journal, check_batch_output
 from capsedge.batch_inference.model_bytes import ModelBytes, read_model
 from capsedge.batch_inference.parquet import import_parquet
 from capsedge.batch_inference.rows import Counts, RowMaker, part_bytes, schema_of
 from capsedge.batch_inference.sources import open_source
-from capsedge.batch_inference.storage import check_apart_from, is_remote, plain
+from capsedge.batch_inference.storage import is_outside_source, is_remote, plain
 from capsedge.errors import UsageError
-from capsedge.options import takes
+from capsedge.options import takes_options
 from capsedge.runtime.backends.backend import missing_graphs
 from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.load import load
@@ -93,7 +93,7 @@ class BatchReport(Report):
 FORMAT = 2  # version of the table format: an unfinished run with another version is not resumed
 
 
-@takes(BatchOptions, RuntimeOptions)
+@takes_options(BatchOptions, RuntimeOptions)
 def batch(
     model: str | os.PathLike[str],
     source: str | os.PathLike[str],
@@ -135,13 +135,13 @@ def batch(
     """
     import_parquet()
     where, target = os.fspath(source), os.fspath(output)
-    if not check_apart_from(target, where):
+    if not is_outside_source(target, where):
         raise UsageError(
             f"{target} is inside the source {where}.",
             "The next run would read it.",
             "Choose an output outside the source.",
         )
-    check_output(target)
+    check_batch_output(target)
     begun = time.monotonic()
     if isinstance(model, str):
         model = plain(model)

@@ -49,7 +49,7 @@ class PartTask:
 def predict_parts(
     address: str, model: ModelBytes, work: PartTask, parts: Sequence[Part]
 ) -> Iterator[tuple[int, bytes, Counts]]:
-    """Yield every part once as parquet, with its number and counts, in any order."""
+    """Predict the parts on a Ray cluster; yields each once, in any order, as parquet with its counts."""
     if not parts:
         return
     with connected(address) as ray, _quiet_ray():

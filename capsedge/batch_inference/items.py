@@ -93,7 +93,7 @@ class ImageSource(Protocol):
         ...
 
 
-def qualified(file: str, name: object) -> str:
+def qualified_image_name(file: str, name: object) -> str:
     """The identity of an image in a file of a source."""
     return f"{file}/{name}" if file else str(name)
 
@@ -107,7 +107,7 @@ def is_image(name: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Folder:
+class ImageFolder:
     """The images of a folder.
 
     Attributes:
@@ -121,7 +121,7 @@ class Folder:
     column: str = ""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Folder, (self.storage, ())  # other machines receive the names with the parts
+        return ImageFolder, (self.storage, ())  # other machines receive the names with the parts
 
     def parts(self) -> list[Part]:
         """The parts, of equal size."""

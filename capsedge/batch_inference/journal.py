@@ -60,7 +60,7 @@ class Journal:
 
     def __init__(self, output: str, plan: dict[str, Any], parts: Sequence[Part]) -> None:
         self.output = output
-        self.file = Path(plain(output)) if is_file(output) else None
+        self.file = Path(plain(output)) if is_single_table(output) else None
         self._store = PartStore(f"{output}{FOLDER_SUFFIX}" if self.file is not None else output)
         self._plan = plan
         text = json.dumps(plan | {"parts": [part.to_dict() for part in parts]}, sort_keys=True)
@@ -269,12 +269,12 @@ def _record_of(number: int) -> str:
     return f"_part-{number:06d}.json"
 
 
-def is_file(output: str) -> bool:
+def is_single_table(output: str) -> bool:
     """Whether an output is one file and not a folder of parts."""
     return output.lower().endswith(SUFFIX) and not is_remote(output)
 
 
-def check_output(output: str) -> None:
+def check_batch_output(output: str) -> None:
     """Refuse an output named like a file of another format, because it would become a folder."""
     name = re.split(r"[/\\]", output)[-1]
     suffix = re.search(r"[^.](\.[A-Za-z]\w{0,7})$", name)

@@ -65,5 +65,5 @@ def read_model(model: str | os.PathLike[str]) -> ModelBytes:
             "It runs only on a GPU like the one that it was built on.",
             "Send the ONNX file that it was built from.",
         )
-    data = summary.read_bytes(path)
+    data = summary.read_model_bytes(path)
     return ModelBytes(str(path), data, hashlib.sha256(data).hexdigest())

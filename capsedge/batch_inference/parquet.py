@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 
 from numpy.typing import NDArray
 
-from capsedge.batch_inference.items import PART_ROWS, Item, Part, qualified
+from capsedge.batch_inference.items import PART_ROWS, Item, Part, qualified_image_name
 from capsedge.batch_inference.parquet_pages import RowGroup, row_groups, rows_at_once
 from capsedge.batch_inference.storage import Storage
 from capsedge.errors import CapsedgeError, EnvironmentProblem, UsageError
@@ -241,14 +241,17 @@ class Tables:
                 groups = list(range(part.start, part.stop))
                 for batch in table.batches(groups, self.column, _READ):
                     for image in islice(_values(batch.column(0)), part.rows - done):
-                        name = qualified(part.file, part.row + done)
+                        name = qualified_image_name(part.file, part.row + done)
                         done += 1
                         yield _item(name, image)
                 if done < part.rows:
                     raise BadParquet("it has fewer rows than its footer states")
         except (BadParquet, UsageError, OSError) as error:
             for row in range(part.row + done, part.row + part.rows):
-                yield Item(qualified(part.file, row), error=f"The file is damaged: {_why(error)}")
+                yield Item(
+                    qualified_image_name(part.file, row),
+                    error=f"The file is damaged: {_why(error)}",
+                )
 
 
 def find_column(storage: Storage, files: Sequence[str], requested: str) -> str:

@@ -29,11 +29,11 @@ class BadThrift(Exception):
     """The bytes are damaged or exceed a limit; the message says why."""
 
 
-class Truncated(BadThrift):
+class TruncatedThrift(BadThrift):
     """The bytes end before the value does."""
 
 
-def read_struct(data: bytes) -> tuple[Fields, int]:
+def read_thrift_struct(data: bytes) -> tuple[Fields, int]:
     """The fields of the structure that bytes begin with, and its length.
 
     Returns:
@@ -97,20 +97,20 @@ class _Walk:
         if depth > limits.PARQUET_DEPTH:
             raise BadThrift(f"it is nested over {limits.PARQUET_DEPTH} deep")
         if count > len(self._data) - self.at:  # an element takes at least one byte
-            raise Truncated("it ends within a list")
+            raise TruncatedThrift("it ends within a list")
         self._count(count)
         return [self._value(kind, depth + 1) for _ in range(count) for kind in kinds]
 
     def _byte(self) -> int:
         if self.at >= len(self._data):
-            raise Truncated("it ends within a value")
+            raise TruncatedThrift("it ends within a value")
         self.at += 1
         return self._data[self.at - 1]
 
     def _skip(self, count: int) -> None:
         self.at += count
         if self.at > len(self._data):
-            raise Truncated("it ends within a value")
+            raise TruncatedThrift("it ends within a value")
 
     def _varint(self) -> int:
         value = shift = 0
@@ -183,7 +183,7 @@ class RowGroup:
 
 def row_groups(footer: bytes) -> tuple[RowGroup, ...]:
     """The row groups that a footer states; pyarrow's own objects for them abort on some footers."""
-    fields, _ = read_struct(footer)
+    fields, _ = read_thrift_struct(footer)
     return tuple(
         RowGroup(_long(group, 3), tuple(_chunk(column) for column in _structures(group, 1)))
         for group in _structures(fields, 4)
@@ -268,8 +268,8 @@ def _header(file: BinaryIO, at: int) -> tuple[Fields, int]:
         file.seek(at)
         data = file.read(size)
         try:
-            return read_struct(data)
-        except Truncated as error:
+            return read_thrift_struct(data)
+        except TruncatedThrift as error:
             if len(data) < size or size >= limits.PARQUET_PAGE_HEADER_BYTES:
                 raise BadPages(f"the page at byte {at:,} has a damaged header") from error
             size *= 4

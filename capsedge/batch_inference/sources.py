@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.batch_inference import parquet, tar
-from capsedge.batch_inference.items import PART_ROWS, Folder, ImageSource, Item, Part, is_image
+from capsedge.batch_inference.items import PART_ROWS, ImageFolder, ImageSource, Item, Part, is_image
 from capsedge.batch_inference.parquet import Tables, find_column
 from capsedge.batch_inference.storage import Storage
 from capsedge.batch_inference.tar import Tars
@@ -142,7 +142,7 @@ class ArrayRows:
             size = file.seek(0, os.SEEK_END)
             file.seek(0)
             if self.kind == "npy":
-                dtype, fortran, shape = array_files.header(self._path, file, "the array")
+                dtype, fortran, shape = array_files.read_npy_header(self._path, file, "the array")
                 if fortran or not shape:
                     return None
             else:
@@ -242,7 +242,7 @@ def _in_folder(storage: Storage, column: str) -> ImageSource:
         )
     files = tuple(by_kind[kinds[0]])
     if kinds == ["images"]:
-        return Folder(storage, files)
+        return ImageFolder(storage, files)
     if kinds == ["tar archives"]:
         return Tars(storage, files)
     return Tables(storage, files, find_column(storage, files, column))

@@ -297,7 +297,7 @@ class PartStore:
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def check_apart_from(output: str, source: str) -> bool:
+def is_outside_source(output: str, source: str) -> bool:
     """Whether an output is outside a source."""
     a, b = (_normal(address) for address in (output, source))
     return a != b and not a.startswith(b.rstrip("/") + "/")

@@ -17,7 +17,7 @@ from itertools import count as counting
 from itertools import pairwise
 from typing import BinaryIO
 
-from capsedge.batch_inference.items import PART_ROWS, Item, Part, is_image, qualified
+from capsedge.batch_inference.items import PART_ROWS, Item, Part, is_image, qualified_image_name
 from capsedge.batch_inference.storage import Storage
 from capsedge.errors import UsageError
 from capsedge.spec import limits
@@ -37,7 +37,7 @@ class BadTar(Exception):
 
 
 @dataclass(frozen=True)
-class Member:
+class TarMember:
     """A member of an archive.
 
     Attributes:
@@ -114,7 +114,7 @@ class Stream:
                 raise BadTar("its gzip stream ends early")
 
 
-def members(stream: Stream, start: int = 0) -> Iterator[Member]:
+def members(stream: Stream, start: int = 0) -> Iterator[TarMember]:
     """The members from an offset on; after each, the stream is at its content.
 
     The caller may read the content or ignore it.
@@ -139,7 +139,7 @@ def members(stream: Stream, start: int = 0) -> Iterator[Member]:
         if kind == b"S" and header[482]:
             _skip_map(stream)
         content = stream.position
-        yield Member(offset, name, size, "" if kind in _REGULAR else _OTHER.get(kind, "no file"))
+        yield TarMember(offset, name, size, "" if kind in _REGULAR else _OTHER.get(kind, "no file"))
         count += 1
         if count > limits.TAR_MEMBERS:
             raise BadTar(f"it has over {limits.TAR_MEMBERS:,} members")
@@ -277,7 +277,7 @@ class Tars:
         if part.error:
             yield Item(part.file, error=part.error)
             return
-        place = qualified(part.file, f"from byte {part.start}")
+        place = qualified_image_name(part.file, f"from byte {part.start}")
         try:
             with self.storage.opened(part.file) as content:
                 size = content.seek(0, os.SEEK_END)
@@ -289,7 +289,7 @@ class Tars:
             yield Item(place, error=f"The archive cannot be read. {error.why}")
 
 
-def _until_torn(stream: Stream) -> Iterator[Member]:
+def _until_torn(stream: Stream) -> Iterator[TarMember]:
     """The members of an archive, as far as it is intact."""
     try:
         yield from members(stream)
@@ -306,9 +306,9 @@ def _images(content: BinaryIO, size: int, part: Part) -> Iterator[Item]:
             yield _image(stream, member, part.file)
 
 
-def _image(stream: Stream, member: Member, file: str) -> Item:
+def _image(stream: Stream, member: TarMember, file: str) -> Item:
     """A member as an item; one that is not a plain file, too large or cut off has an error."""
-    name = qualified(file, member.name)
+    name = qualified_image_name(file, member.name)
     if member.other:
         return Item(name, error=f"The member is {member.other}, which is not followed.")
     if member.size > limits.IMAGE_FILE_BYTES:

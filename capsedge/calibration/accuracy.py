@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from capsedge.calibration.collect import runs, samples_of_a_run
+from capsedge.calibration.collect import runs_over_samples
 from capsedge.datasets import ImageSet
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.metrics import Decisions, ErrorCount, OutputError, has_columns
@@ -22,9 +22,6 @@ from capsedge.runtime.metadata.scores import (
     has_candidates,
     shape_fault,
 )
-from capsedge.runtime.profiling.profile import random_inputs
-from capsedge.runtime.profiling.timing import summarize
-from capsedge.runtime.profiling.worker import RunLimits, take_times
 from capsedge.runtime.progress import Progress, silent
 from capsedge.runtime.score_checks import check_computed
 from capsedge.runtime.session.masks import MaskOverlap, OverlapDocument
@@ -268,7 +265,6 @@ class Gate:
 
 # --- Comparing the outputs of two files ---
 
-RANKING = RunLimits(warmup=0.05, duration=0.0, iterations=30)
 Array = NDArray[Any]
 CriterionOutputs = dict[str, list[Array]]
 """The judged outputs: the results of every run, of as many samples as the run had."""
@@ -384,7 +380,7 @@ def criterion_outputs(
     names = [criterion.scores] if criterion.scores is not None else list(criterion.numbers)
     collected: CriterionOutputs = {name: [] for name in names}
     done = kept = 0
-    for count, _, outputs in runs(session, data):
+    for count, _, outputs in runs_over_samples(session, data):
         done += count
         for name in names:
             value = np.asarray(outputs[name])
@@ -410,7 +406,7 @@ def criterion_outputs(
 def sample_outputs(session: Session, data: ImageSet, count: int = 64) -> dict[str, Array]:
     """All inputs and outputs whose first axis counts samples, for the first samples."""
     parts: dict[str, list[Array]] = {}
-    for size, inputs, outputs in runs(session, data.first(min(count, len(data)))):
+    for size, inputs, outputs in runs_over_samples(session, data.first(min(count, len(data)))):
         for name, value in {**inputs, **outputs}.items():
             if np.ndim(value) and len(value) >= size:
                 parts.setdefault(name, []).append(np.asarray(value)[:size])
@@ -457,7 +453,9 @@ def compare(
     expected, actual = (np.concatenate(a[criterion.scores]) for a in (reference, artefact))
     if criterion.classes:
         return of_masks(expected, actual, data.masks, criterion)
-    return of_scores(expected, actual, data.labels, criterion.multi_label, criterion.threshold)
+    return compare_class_scores(
+        expected, actual, data.labels, criterion.multi_label, criterion.threshold
+    )
 
 
 def of_masks(expected: Array, actual: Array, known: Array | None, criterion: Criterion) -> Outcome:
@@ -479,7 +477,7 @@ def of_masks(expected: Array, actual: Array, known: Array | None, criterion: Cri
     return Outcome(len(actual), accuracy, reference, mean(both), 0.0, masks=masks, overlap=measure)
 
 
-def of_scores(
+def compare_class_scores(
     expected: Array, actual: Array, labels: Array | None, multi_label: bool, threshold: float
 ) -> Outcome:
     """Compare class scores ``[N, J]`` with those of a source.
@@ -514,13 +512,3 @@ def _error(name: str, reference: list[Array], artefact: list[Array], batched: bo
                 )
         count.update(expected, actual)
     return count.result()
-
-
-def latency(session: Session, data: ImageSet) -> float:
-    """Median milliseconds of one run of the smallest batch; for ranking candidates, not for reports."""
-    if session.metadata is not None:
-        feeds: Mapping[str, Array] = random_inputs(session, session.backend.batches.smallest)
-    else:  # sizes that the file leaves free come from the data
-        size = samples_of_a_run(session, data) or 1
-        _, feeds, _ = next(runs(session, data.first(size)))
-    return summarize(take_times(lambda: session.run(feeds), RANKING)).median

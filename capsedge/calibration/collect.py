@@ -1,4 +1,4 @@
-"""Run a file on calibration images and record the ranges that 8 bits must cover."""
+"""Check calibration images, run a file on them, and record the ranges that 8 bits must cover."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Array = NDArray[Any]
 BATCH = 32  # images per run, whose activations are all in memory
 
 
-def runs(
+def runs_over_samples(
     session: Session, data: ImageSet, *, padded: bool = True
 ) -> Iterator[tuple[int, Mapping[str, Array], Mapping[str, Array]]]:
     """Samples, inputs and outputs of every run, in order.
@@ -148,7 +148,7 @@ def watch(
         )
     # The first dimension of inner tensors need not be the batch, so the padding of an incomplete batch could
     # not be removed from them.
-    for count, feeds, outputs in runs(session, data, padded=False):
+    for count, feeds, outputs in runs_over_samples(session, data, padded=False):
         tensors_by_name = {**outputs, **feeds}
         yield count, {t: tensors_by_name[t] for t in tensors}
 

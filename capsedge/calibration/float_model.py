@@ -39,7 +39,7 @@ from capsedge.metrics import check_above_chance
 from capsedge.runtime.files import reading
 from capsedge.runtime.load import load_bytes
 from capsedge.runtime.metadata.metadata import ModelMetadata, Preprocessing, how_to_export_again
-from capsedge.runtime.metadata.scores import mask_of
+from capsedge.runtime.metadata.scores import why_scores_are_mask
 from capsedge.runtime.onnx_file.summary import read_harmless
 from capsedge.runtime.progress import Progress, silent
 from capsedge.runtime.score_checks import score_warnings
@@ -178,7 +178,9 @@ class FloatModel:
         known = self.criterion.scores == self.session.roles.scores
         warnings = list(score_warnings(self.session)) if known else []
         if self.metadata is None and self.criterion.scores is not None:
-            mask = mask_of(self.criterion.scores, evaluate.sample_outputs(self.session, data))
+            mask = why_scores_are_mask(
+                self.criterion.scores, evaluate.sample_outputs(self.session, data)
+            )
             warnings += [f"{self.criterion.scores} is {mask}"] if mask else []
         if labels is None:
             return warnings
@@ -278,7 +280,7 @@ class FloatModel:
             model = int8_cpu.emit(self.model, self.layers, assignment, table)
             kept = list(self.kept)
         elif target in QDQ:
-            chosen, kept = int8_qdq.placement(self.graph, self.layers, target)
+            chosen, kept = int8_qdq.qdq_placement(self.graph, self.layers, target)
             model = int8_qdq.emit(self.model, chosen, assignment, table)
             kept = [*self.kept, *kept]
         else:
@@ -302,7 +304,7 @@ class FloatModel:
     def quantizable(self, target: str) -> list[QuantizableLayer]:
         """The units that are faster or smaller in INT8 on a target."""
         if target in QDQ:
-            return int8_qdq.placement(self.graph, self.layers, target)[0]
+            return int8_qdq.qdq_placement(self.graph, self.layers, target)[0]
         return self.layers
 
     def levels(self, target: str) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from capsedge.calibration.quantizable_layers import (
     weight_input,
 )
 from capsedge.calibration.ranges import CalibrationTable
-from capsedge.graph.ir import attributes_of, initializer, replace
+from capsedge.graph.ir import attributes_of, initializer, replace_repeated
 from capsedge.spec.operators import DOMAIN, OPERATORS
 
 INT4_OPSET = 21  # the first opset whose Cast takes INT4
@@ -34,7 +34,7 @@ def emit(
     assignment: Assignment,
     table: CalibrationTable,
 ) -> onnx.ModelProto:
-    """The model with every unit in its precision.
+    """The model for ONNX Runtime on the CPU, with every layer in its assigned precision.
 
     Convolutions become ``QuantizedConv`` (in a file of standard operators only: ``QLinearConv``), including
     their ReLU: uint8 with the zero point 0 saturates where the ReLU would clip. Routing operators are
@@ -216,7 +216,7 @@ class _Int8Emitter:
         quantized.CopyFrom(node)
         quantized.op_type = spec.int8
         weight = [eight, self._add(f"{name}_scale", scale.squeeze(axes))]
-        replace(quantized.input, [*node.input[:index], *weight, *node.input[index + 1 :]])
+        replace_repeated(quantized.input, [*node.input[:index], *weight, *node.input[index + 1 :]])
         self.nodes.append(quantized)
 
     def _table(self, node: onnx.NodeProto) -> None:

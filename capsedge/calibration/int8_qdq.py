@@ -24,7 +24,7 @@ from capsedge.graph.ir import initializer
 LEAST_CHANNELS = 16
 
 
-def placement(
+def qdq_placement(
     graph: LayerGraph, layers: list[QuantizableLayer], target: str = "tensorrt"
 ) -> tuple[list[QuantizableLayer], list[KeptNode]]:
     """The units that a runtime executes faster in INT8, and the reasons why the others stay in FP32.

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 from onnx import helper, inliner
 
 from capsedge.calibration import collect
-from capsedge.calibration.accuracy import ERROR, UNITS_OF_LOSS, Gate, Outcome, latency
+from capsedge.calibration.accuracy import ERROR, UNITS_OF_LOSS, Gate, Outcome
+from capsedge.calibration.collect import runs_over_samples, samples_of_a_run
 from capsedge.calibration.float_model import MADE_BY, FloatModel, uniform_assignment
 from capsedge.calibration.int8_cpu import activation_parameters
 from capsedge.calibration.quantizable_layers import title as title_text
@@ -21,7 +23,11 @@ from capsedge.datasets import ImageSet
 from capsedge.graph.ir import copy_of, initializer, operator_nodes
 from capsedge.runtime.files.text import format_bytes
 from capsedge.runtime.load import load_bytes
-from capsedge.runtime.result_summary import Report, Table, new_figure, save_figure, short
+from capsedge.runtime.profiling.profile import random_inputs
+from capsedge.runtime.profiling.timing import summarize
+from capsedge.runtime.profiling.worker import RunLimits, take_times
+from capsedge.runtime.result_summary import Report, Table, new_figure, save_figure, shortened_name
+from capsedge.runtime.session.session import Session
 from capsedge.spec.operators import (
     ROUTING_OPERATORS,
     IterationValue,
@@ -29,6 +35,7 @@ from capsedge.spec.operators import (
     parse_iteration_value,
 )
 
+RANKING = RunLimits(warmup=0.05, duration=0.0, iterations=30)
 SEARCHED = 0.75  # share of the allowed errors that a search may use
 
 
@@ -368,7 +375,7 @@ class SensitivityReport(Report):
 
     def _lines(self) -> list[str]:
         return [f"{len(self.damage)} layers and iterations, each alone in 8 bits"] + [
-            f"{short(d.name)}: score error {d.outcome.error:.2e}" for d in self.damage[:2]
+            f"{shortened_name(d.name)}: score error {d.outcome.error:.2e}" for d in self.damage[:2]
         ]
 
     def rows(self) -> list[tuple[str, str]]:
@@ -398,3 +405,13 @@ class SensitivityReport(Report):
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
         return {"damage": [each.to_dict() for each in self.damage]}
+
+
+def latency(session: Session, data: ImageSet) -> float:
+    """Median milliseconds of one run of the smallest batch; for ranking candidates, not for reports."""
+    if session.metadata is not None:
+        feeds: Mapping[str, NDArray[Any]] = random_inputs(session, session.backend.batches.smallest)
+    else:  # sizes that the file leaves free come from the data
+        size = samples_of_a_run(session, data) or 1
+        _, feeds, _ = next(runs_over_samples(session, data.first(size)))
+    return summarize(take_times(lambda: session.run(feeds), RANKING)).median

@@ -12,7 +12,14 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from capsedge.graph.ir import Graph, attributes_of, copy_of, inner_graphs, replace, values_of
+from capsedge.graph.ir import (
+    Graph,
+    attributes_of,
+    copy_of,
+    inner_graphs,
+    replace_repeated,
+    values_of,
+)
 from capsedge.spec import limits
 from capsedge.spec.operators import DOMAIN, OPERATORS, operator_of
 
@@ -44,7 +51,7 @@ class QuantizableLayer:
 
 @dataclass(frozen=True)
 class KeptNode:
-    """A node kept in FP32, with the reason and its numbers."""
+    """A node that quantization keeps in FP32, with the reason and its numbers."""
 
     node: str
     op: str
@@ -182,7 +189,7 @@ def calibrated_tensors(graph: LayerGraph, layers: Iterable[QuantizableLayer]) ->
 
 
 def float_tensors(model: onnx.ModelProto) -> list[str]:
-    """Inputs and node outputs of the graph that are FP32."""
+    """The FP32 tensors whose ranges FP16 must hold: inputs and node outputs of the graph."""
     produced = Graph.of(model.graph).produced | {i.name for i in model.graph.input}
     return [
         name
@@ -273,7 +280,7 @@ def int4_tensor(name: str, values: NDArray[np.int8]) -> onnx.TensorProto:
 
 
 class LayerGraph(Graph):
-    """The graph of a model, with capsule operators under the operator's name instead of their body's.
+    """The graph of a model to quantize, with capsule operators under their own names.
 
     Attributes:
         model: the model as given.
@@ -328,12 +335,12 @@ def replace_graph(
         like: for each new tensor, the old tensor with the same shape, and its own element type.
     """
     copy = copy_of(model)
-    replace(copy.graph.node, nodes)
-    replace(copy.functions, [f for f in copy.functions if f.domain != DOMAIN])
+    replace_repeated(copy.graph.node, nodes)
+    replace_repeated(copy.functions, [f for f in copy.functions if f.domain != DOMAIN])
     new = Graph.of(copy.graph)
     used = new.needed
     tensors = {t.name: t for t in model.graph.initializer} | dict(more)
-    replace(copy.graph.initializer, (t for name, t in tensors.items() if name in used))
+    replace_repeated(copy.graph.initializer, (t for name, t in tensors.items() if name in used))
     known = values_of(model)
     for t in model.graph.initializer:
         known.setdefault(t.name, helper.make_tensor_value_info(t.name, t.data_type, list(t.dims)))
@@ -346,5 +353,5 @@ def replace_graph(
             known[name] = value
     ends = {v.name for v in (*copy.graph.input, *copy.graph.output)}
     inner = new.produced - ends
-    replace(copy.graph.value_info, (v for name, v in known.items() if name in inner))
+    replace_repeated(copy.graph.value_info, (v for name, v in known.items() if name in inner))
     return copy

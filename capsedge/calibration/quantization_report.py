@@ -21,7 +21,7 @@ from capsedge.runtime.backends.onnxruntime_session import multiply_exactly, regi
 from capsedge.runtime.files.text import format_bytes
 from capsedge.runtime.files.writing import temporary_folder
 from capsedge.runtime.onnx_file.summary import summarize
-from capsedge.runtime.result_summary import Report, Table, short, verdict
+from capsedge.runtime.result_summary import Report, Table, outcome_word, shortened_name
 from capsedge.runtime.session.masks import OverlapDocument
 from capsedge.spec.operators import DOMAIN, OPERATORS, operator_of
 
@@ -197,10 +197,12 @@ class QuantizationReport(Report):
 
     def _lines(self) -> list[str]:
         name = "not written" if self.output is None else self.output.name
-        outcome = f"{verdict(self.passed)}: {self.outcome} on {self.outcome.images} {self.noun}"
+        outcome = (
+            f"{outcome_word(self.passed)}: {self.outcome} on {self.outcome.images} {self.noun}"
+        )
         share = f"{format_bytes(self.size)}, {self.size / self.source_size:.0%} of FP32"
         return [
-            f"{short(name)}: {self.precision}, {share}",
+            f"{shortened_name(name)}: {self.precision}, {share}",
             f"{outcome} ({self.images['evaluated_on']})",
         ]
 
@@ -323,7 +325,7 @@ class QuantizationReport(Report):
         }
 
 
-class Rejected(ParityError):
+class QuantizationRejected(ParityError):
     """The loss exceeds the gate."""
 
     def __init__(self, report: QuantizationReport) -> None:

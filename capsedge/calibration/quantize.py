@@ -26,8 +26,8 @@ from capsedge.calibration.mixed_precision import sensitivity as measure_sensitiv
 from capsedge.calibration.quantizable_layers import KeptNode
 from capsedge.calibration.quantization_report import (
     ExecutedPrecision,
+    QuantizationRejected,
     QuantizationReport,
-    Rejected,
     check_executed,
     executed_precision,
 )
@@ -35,11 +35,11 @@ from capsedge.calibration.quantize_options import QuantizeOptions
 from capsedge.calibration.ranges import CalibrationTable
 from capsedge.datasets import ImageSet, read_images
 from capsedge.datasets.mask_folders import has_masks, read_mask_split
-from capsedge.datasets.read import as_images
+from capsedge.datasets.read import image_set_from_arrays
 from capsedge.errors import UsageError
 from capsedge.graph.target_runtimes import TARGETS as RUNTIMES
 from capsedge.graph.write_shapes import write_shapes
-from capsedge.options import takes
+from capsedge.options import takes_options
 from capsedge.runtime.files.writing import (
     OUTPUT,
     REJECTED,
@@ -64,7 +64,7 @@ SEARCH_IMAGES = 2000
 
 
 @dataclass(frozen=True)
-class Splits:
+class QuantizationSplits:
     """Three sets of images; the evaluation shares no image with the others.
 
     Attributes:
@@ -87,7 +87,7 @@ def split(
     count: int,
     seed: int = 0,
     limit: int | None = None,
-) -> Splits:
+) -> QuantizationSplits:
     """Draw the calibration images and find the evaluation images.
 
     Without evaluation data, the test split of a folder of calibration data is used; if there is none, the
@@ -124,7 +124,7 @@ def split(
     check_disjoint(chosen if len(rest) == 0 else drawn, tested)
     if len(rest) < 100:
         rest = chosen
-    return Splits(chosen, rest, tested, tuple(warnings))
+    return QuantizationSplits(chosen, rest, tested, tuple(warnings))
 
 
 def _read(source: FloatModel, data: Path | ImageSet, split: str) -> ImageSet:
@@ -166,14 +166,14 @@ class _QuantizationJob:
 
     float_model: FloatModel
     output: Path | None
-    splits: Splits
+    splits: QuantizationSplits
     options: QuantizeOptions
 
 
 def _checked(
     float_model: FloatModel,
     output: Path | None,
-    splits: Splits,
+    splits: QuantizationSplits,
     options: QuantizeOptions,
     progress: Progress,
 ) -> _QuantizationJob:
@@ -297,7 +297,7 @@ def _finished(
     if path is not None:
         write_bytes(path, measured.content)
     if not passed:
-        raise Rejected(report)
+        raise QuantizationRejected(report)
     return report
 
 
@@ -341,7 +341,7 @@ def _report(
 Images: TypeAlias = "ImageSet | NDArray[Any] | Mapping[str, NDArray[Any]] | Path | str"
 
 
-@takes(QuantizeOptions)
+@takes_options(QuantizeOptions)
 def quantize(
     model: ModelLike,
     path: Path | str | None = None,
@@ -413,7 +413,7 @@ def sensitivity(
 @contextmanager
 def _prepared(
     model: ModelLike, calib_data: Images, data: Images | None, options: QuantizeOptions
-) -> Iterator[tuple[FloatModel, Splits]]:
+) -> Iterator[tuple[FloatModel, QuantizationSplits]]:
     """The model to quantize and the images, after a check of the arguments."""
     runtime = options.target if options.target in RUNTIMES else None
     if runtime is not None and options.ops == "fused":
@@ -442,7 +442,7 @@ def _images(images: Images, float_model: FloatModel) -> Path | ImageSet:
     if isinstance(images, (str, Path)):
         return Path(images)
     if not isinstance(images, ImageSet):
-        images = as_images(images, float_model.preprocessing, float_model.inputs)
+        images = image_set_from_arrays(images, float_model.preprocessing, float_model.inputs)
     if images.preprocessing is None and images.images.dtype == np.uint8:
         return replace(images, preprocessing=float_model.preprocessing)
     return images

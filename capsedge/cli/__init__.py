@@ -47,7 +47,7 @@ def main() -> None:
         if _process.reader_gone(error):
             code = _process.READER_GONE
         elif code == 0:
-            code = _failed(_process.problem_of(error) or error)
+            code = _failed(_process.readable_error(error) or error)
     raise SystemExit(code)
 
 
@@ -81,7 +81,7 @@ def _failed(error: BaseException) -> int:
     if not isinstance(error, CapsedgeError) and _memory.is_cause(error):
         error = EnvironmentProblem(*_memory.EXPLANATION)
     elif isinstance(error, (OSError, ImportError)):
-        error = _process.problem_of(error) or error
+        error = _process.readable_error(error) or error
     if not isinstance(error, CapsedgeError):
         _output.report_bug(error)
         return int(ExitCode.BUG)

@@ -19,10 +19,10 @@ import click
 
 from capsedge.cli import _memory, _paths, _process
 from capsedge.cli._output import say
-from capsedge.cli._types import Several, inner, label, type_of
+from capsedge.cli._types import Several, click_type, parameter_label, single_value_type
 from capsedge.cli._verbs import FIRST_COMMANDS, GROUPS, VERBS, Verb
 from capsedge.errors import ExitCode, UsageError
-from capsedge.options import DEFAULT_PANEL, Option, shown, telling
+from capsedge.options import DEFAULT_PANEL, Option, bound_in_help, format_number
 from capsedge.spec.vocabularies import DESCRIPTION_FIELDS
 
 NAME = "capsedge"
@@ -245,14 +245,14 @@ def _parameter(parameter: inspect.Parameter) -> VerbOption | VerbArgument:
     kind = typing.get_args(kind)[0] if origin in (list, tuple) else kind
     settings: dict[str, Any] = {"required": required, "shell_complete": _complete}
     if isinstance(declared, Argument):
-        settings |= {"type": type_of(kind, declared), "nargs": -1 if origin is list else 1}
+        settings |= {"type": click_type(kind, declared), "nargs": -1 if origin is list else 1}
         made: VerbOption | VerbArgument = VerbArgument(declared, parameter.name, preset, **settings)
     elif kind is bool:
         made = VerbOption(
             declared, parameter.name, preset, is_flag=True, default=preset, **settings
         )
     else:
-        one = type_of(kind, declared)
+        one = click_type(kind, declared)
         settings |= {"type": Several(one) if origin is tuple else one}
         many = origin in (list, tuple)
         made = VerbOption(declared, parameter.name, preset, multiple=many, **settings)
@@ -292,9 +292,9 @@ def _refuse_repeated(given: Sequence[click.Parameter]) -> None:
     seen = set()
     for param in given:
         if isinstance(param, VerbOption) and not param.multiple and param.name in seen:
-            name = (
-                "/".join((label(param), *param.secondary_opts)) if param.is_flag else label(param)
-            )
+            name = parameter_label(param)
+            if param.is_flag:
+                name = "/".join((name, *param.secondary_opts))
             why = "It is a switch." if param.is_flag else f"It takes one value. {param.help}"
             raise UsageError(f"{name} is given twice.", why, "Give it once.")
         seen.add(param.name)
@@ -314,7 +314,7 @@ def _explained(error: click.UsageError, ctx: click.Context) -> UsageError:
             _see(ctx),
         )
     if isinstance(error, click.MissingParameter) and error.param is not None:
-        needed = label(error.param).removesuffix("...")
+        needed = parameter_label(error.param).removesuffix("...")
         explanation = getattr(error.param, "help", None) or ""
         return UsageError(f"{ctx.command_path} needs {needed}.", explanation, _see(ctx))
     if isinstance(error, click.BadOptionUsage):
@@ -445,15 +445,15 @@ def _explained_parameter(parameter: Any) -> str:
     notes = []
     if getattr(parameter, "multiple", False):
         notes.append("repeatable")
-    kind = inner(parameter.type)
-    low, high = getattr(kind, "min", None), telling(getattr(kind, "max", None))
+    kind = single_value_type(parameter.type)
+    low, high = getattr(kind, "min", None), bound_in_help(getattr(kind, "max", None))
     if words := _unmentioned(parameter):
         notes.append(", ".join(words))
     if low is not None or high is not None:
         notes.append(
-            ("" if low is None else f"{shown(low)} <= ")
+            ("" if low is None else f"{format_number(low)} <= ")
             + _KINDS[parameter.type.name]
-            + ("" if high is None else f" <= {shown(high)}")
+            + ("" if high is None else f" <= {format_number(high)}")
         )
     if preset := shown_default(parameter):
         notes.append(f"default: {preset}")
@@ -464,7 +464,7 @@ def _explained_parameter(parameter: Any) -> str:
 
 def _unmentioned(parameter: Any) -> tuple[str, ...]:
     """The choices of a parameter, unless its help explains them one by one."""
-    choices = tuple(getattr(inner(parameter.type), "choices", ()))
+    choices = tuple(getattr(single_value_type(parameter.type), "choices", ()))
     return () if set(choices) <= set(re.findall(r"[\w-]+", parameter.help or "")) else choices
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 
-from capsedge.cli._paths import READS_DATA, READS_OR_NAME, ROLES, PathRole, described_file
+from capsedge.cli._paths import READS_DATA, READS_OR_NAME, ROLES, PathRole, description_file
 from capsedge.errors import UsageError
 from capsedge.options import (
     LARGEST_BATCH,
@@ -330,7 +330,7 @@ class MetadataOptions(Options):
         fields: dict[str, Any] = {}
         for text in self.describe:
             name, _, value = text.partition("=")
-            given = {name: value} if described_file(text) is None else None
+            given = {name: value} if description_file(text) is None else None
             fields |= read_file(Path(text)) if given is None else read_fields(given)
         fields |= read_fields(own, prefix="--")
         return described(fields | ({} if typical is None else {"typical_data": typical}))

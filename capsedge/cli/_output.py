@@ -114,7 +114,7 @@ def show_status(text: str) -> None:
     sys.stderr.flush()
 
 
-def require(*packages: str, what: str, fix: str) -> None:
+def require_packages(*packages: str, what: str, fix: str) -> None:
     """Refuse to start without the packages that a verb needs.
 
     Args:

@@ -52,6 +52,7 @@ def _check_present(path: Path) -> None:
 
 
 def check_data(path: Path) -> None:
+    """Refuse a path to data that does not exist."""
     if reading.path_kind(path) is None:
         raise UsageError(f"There is no {path}.", "", "Pass a folder or a file with images.")
 
@@ -64,13 +65,14 @@ def _check_repository(path: Path) -> None:
 
 
 def check_model(path: Path) -> None:
+    """Refuse a path to what cannot be a model file or an engine, without reading it."""
     from capsedge.runtime.files.formats import is_engine
-    from capsedge.runtime.onnx_file.summary import check_file
+    from capsedge.runtime.onnx_file.summary import check_model_path
 
     if is_engine(path):
         _check_present(path)
     else:
-        check_file(path)
+        check_model_path(path)
 
 
 def _check_model_or_folder(path: Path) -> None:
@@ -84,7 +86,7 @@ def _check_image(path: Path) -> None:
     check_image(path)
 
 
-def file_or_name(text: Any) -> Path | None:
+def file_unless_model_name(text: Any) -> Path | None:
     """The file, unless the text is a model's name."""
     path = Path(text)
     plain = path.name == str(text) and not path.suffix
@@ -104,10 +106,10 @@ def _arrays(text: str) -> Path | None:
 
 def _list(text: Any) -> Path | None:
     """The file, unless the text is a list, or the name of a single class."""
-    return file_or_name(text) if "," not in str(text) or reading.path_kind(text) else None
+    return file_unless_model_name(text) if "," not in str(text) or reading.path_kind(text) else None
 
 
-def described_file(text: str) -> Path | None:
+def description_file(text: str) -> Path | None:
     """The file of a description, unless the text is one of its fields."""
     return None if text.partition("=")[0] in DESCRIPTION_FIELDS and "=" in text else Path(text)
 
@@ -125,12 +127,14 @@ def _file_or_folder(path: Path) -> list[Path]:
 
 READS = PathRole(reads=True)
 READS_MODEL = PathRole(reads=True, check=check_model)
-READS_MODEL_OR_NAME = PathRole(reads=True, check=check_model, named=file_or_name)
-READS_MODEL_OR_FOLDER = PathRole(reads=True, check=_check_model_or_folder, named=file_or_name)
-READS_OR_NAME = PathRole(reads=True, named=file_or_name)
+READS_MODEL_OR_NAME = PathRole(reads=True, check=check_model, named=file_unless_model_name)
+READS_MODEL_OR_FOLDER = PathRole(
+    reads=True, check=_check_model_or_folder, named=file_unless_model_name
+)
+READS_OR_NAME = PathRole(reads=True, named=file_unless_model_name)
 READS_DATA = PathRole(reads=True, check=check_data)
 READS_IMAGES = PathRole(reads=True, flat=True, check=_check_image, any_of=True, named=_image)
-READS_REPOSITORY = PathRole(reads=True, check=_check_repository, named=file_or_name)
+READS_REPOSITORY = PathRole(reads=True, check=_check_repository, named=file_unless_model_name)
 READS_CODE = PathRole(reads=True, named=_code)
 READS_ARRAYS = PathRole(reads=True, named=_arrays)
 READS_LIST = PathRole(reads=True, named=_list)
@@ -145,7 +149,7 @@ ROLES: Mapping[str, PathRole] = {
     "arrays": READS_ARRAYS,
     "code": READS_CODE,
     "data": READS_DATA,
-    "description": PathRole(reads=True, named=described_file),
+    "description": PathRole(reads=True, named=description_file),
     "keeps": KEEPS,
     "list": READS_LIST,
     "model": READS_MODEL,

@@ -81,7 +81,7 @@ def silence() -> None:
     os.close(nowhere)
 
 
-def problem_of(error: OSError | ImportError) -> CapsedgeError | None:
+def readable_error(error: OSError | ImportError) -> CapsedgeError | None:
     """Turn an error of standard output, of a path or of a package that does not load into a readable one;
     None for a bug."""
     if isinstance(error, ImportError):
@@ -199,7 +199,7 @@ class StandardInput(io.BytesIO):
     name = "Standard input"
 
 
-def contents(files: Sequence[Path]) -> dict[int, StandardInput]:
+def read_standard_input(files: Sequence[Path]) -> dict[int, StandardInput]:
     """The content of standard input, keyed by the index of the file named ``-``.
 
     Raises:

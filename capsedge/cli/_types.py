@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from capsedge.errors import UsageError
-from capsedge.options import bounds, number, whole, within, words
+from capsedge.options import bounds, comma_separated, parse_number, parse_whole, within
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -30,7 +30,7 @@ class Whole(click.IntRange):
     def convert(self, value: Any, param: Any, ctx: Any) -> int:
         """The number."""
         try:
-            return super().convert(whole(value), param, ctx)
+            return super().convert(parse_whole(value), param, ctx)
         except (ValueError, click.BadParameter):
             _refuse(self, value, param)
 
@@ -43,7 +43,7 @@ class Real(click.FloatRange):
     def convert(self, value: Any, param: Any, ctx: Any) -> float:
         """The number."""
         try:
-            return super().convert(number(value), param, ctx)
+            return super().convert(parse_number(value), param, ctx)
         except (ValueError, click.BadParameter):
             _refuse(self, value, param)
 
@@ -62,7 +62,7 @@ class Word(_Choice):
         """The word."""
         if value not in self.choices:
             raise UsageError(
-                f"Invalid {label(param)} {value!s:.40}.",
+                f"Invalid {parameter_label(param)} {value!s:.40}.",
                 "",
                 f"Choose one of: {', '.join(self.choices)}.",
             )
@@ -92,7 +92,9 @@ class Parsed(_Kind):
         except UsageError:
             raise
         except (ValueError, TypeError):
-            raise UsageError(f"Invalid {label(param)} {value!s:.40}.", param.help) from None
+            raise UsageError(
+                f"Invalid {parameter_label(param)} {value!s:.40}.", param.help
+            ) from None
 
 
 class Several(_Kind):
@@ -107,9 +109,9 @@ class Several(_Kind):
 
     def convert(self, value: Any, param: Any, ctx: Any) -> tuple[Any, ...]:
         """The values."""
-        parts = [value] if isinstance(self.inner, Parsed) else words(value)
+        parts = [value] if isinstance(self.inner, Parsed) else comma_separated(value)
         if not parts:
-            raise UsageError(f"{label(param)} has no value.", param.help, "Leave it out.")
+            raise UsageError(f"{parameter_label(param)} has no value.", param.help, "Leave it out.")
         return tuple(self.inner.convert(part, param, ctx) for part in parts)
 
     def shell_complete(
@@ -123,7 +125,7 @@ class Several(_Kind):
         return [i for i in found if i.value.rpartition(",")[2] not in before.split(",")]
 
 
-def type_of(kind: type, declared: Option | Argument) -> click.ParamType[Any]:
+def click_type(kind: type, declared: Option | Argument) -> click.ParamType[Any]:
     """The type of a parameter.
 
     Args:
@@ -142,12 +144,12 @@ def type_of(kind: type, declared: Option | Argument) -> click.ParamType[Any]:
     return Path(path_type=pathlib.Path) if kind is pathlib.Path else click.STRING
 
 
-def inner(kind: Any) -> Any:
+def single_value_type(kind: Any) -> Any:
     """The type of one value."""
     return kind.inner if isinstance(kind, Several) else kind
 
 
-def label(param: Any) -> str:
+def parameter_label(param: Any) -> str:
     """A parameter's name on the command line."""
     return getattr(param, "shown", "") or max(param.opts, key=len)
 
@@ -157,9 +159,9 @@ def _refuse(kind: Whole | Real, value: object, param: Any) -> NoReturn:
     low, high = kind.min, kind.max
     of = "of " if None in (low, high) else ""
     limits = "" if low is high is None else f" {of}{bounds(low, high)}"
-    example = f"{label(param)} {_side(kind, value) or _example(kind, param)}"
+    example = f"{parameter_label(param)} {_side(kind, value) or _example(kind, param)}"
     raise UsageError(
-        f"Invalid {label(param)} {value!s:.40}.",
+        f"Invalid {parameter_label(param)} {value!s:.40}.",
         f"It takes {what}{limits}.",
         f"For example: {example}." if isinstance(param, click.Option) else "",
     )

@@ -12,7 +12,7 @@ from capsedge.batch_inference.batch_options import BatchOptions
 from capsedge.cli import _options, _output, _process
 from capsedge.cli._options import Argument, Only, grouped
 from capsedge.cli._output import bar
-from capsedge.cli._paths import PathRole, check_data, check_model, file_or_name
+from capsedge.cli._paths import PathRole, check_data, check_model, file_unless_model_name
 from capsedge.errors import ExitCode
 from capsedge.options import Option
 from capsedge.runtime.progress import Progress
@@ -30,23 +30,23 @@ def _local(text: str) -> Path | None:
 
 def _local_output(text: str) -> Path | None:
     """The path of an output on this machine, which is not named like a file of another format."""
-    from capsedge.batch_inference.journal import check_output
+    from capsedge.batch_inference.journal import check_batch_output
 
-    check_output(text)
+    check_batch_output(text)
     return _local(text)
 
 
 def _local_model(text: str) -> Path | None:
     """The path of a model on this machine; None if it is remote or the name of a model."""
     path = _local(text)
-    return None if path is None else file_or_name(path)
+    return None if path is None else file_unless_model_name(path)
 
 
 def _written(output: Path) -> list[Path]:
     """The path that is written last: the file, or the marker of a complete folder of parts."""
-    from capsedge.batch_inference.journal import SUCCESS, is_file
+    from capsedge.batch_inference.journal import SUCCESS, is_single_table
 
-    return [output if is_file(str(output)) else output / SUCCESS]
+    return [output if is_single_table(str(output)) else output / SUCCESS]
 
 
 Model = Annotated[

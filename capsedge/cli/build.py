@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 from capsedge.cli import _options
 from capsedge.cli._options import Argument, grouped
-from capsedge.cli._output import log, log_next, print_report, require
+from capsedge.cli._output import log, log_next, print_report, require_packages
 from capsedge.cli._paths import READS_MODEL, PathRole
 from capsedge.exporters.build_options import WASM, BuildOptions, C
 from capsedge.options import Option
@@ -76,7 +76,7 @@ def command(
         return
     if output is not None:
         check_writable(output)  # refuses a folder, which --target c accepts
-    require(
+    require_packages(
         "onnx", "onnxscript", "onnx_graphsurgeon",
         what="Building engines needs the packages onnx, onnxscript and onnx-graphsurgeon.",
         fix="pip install 'capsedge[build]'",
@@ -94,7 +94,7 @@ def command(
 
 def _build_folder(model: Path, output: Path, options: BuildOptions, as_json: bool) -> None:
     what, packages, extra = _FOLDERS[options.target]
-    require(
+    require_packages(
         *packages,
         what=f"Writing {what} needs the packages {', '.join(packages[:-1])} and {packages[-1]}.",
         fix=f"pip install 'capsedge[{extra}]'",

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from capsedge.cli import _options
 from capsedge.cli._options import Argument, grouped
-from capsedge.cli._output import log_next, print_report, require, stages
+from capsedge.cli._output import log_next, print_report, require_packages, stages
 from capsedge.cli._paths import READS_DATA, READS_MODEL, WRITES
 from capsedge.errors import ParityError
 from capsedge.optimization.cascade_options import CascadeOptions
@@ -54,7 +54,7 @@ def command(
     If the agreement is not reached, or too many images are escalated, no file is written and the exit
     code is 4.
     """
-    require(
+    require_packages(
         "onnx", "onnxruntime",
         what="Joining two networks needs onnx and ONNX Runtime.",
         fix="pip install 'capsedge[build]'",

@@ -13,7 +13,7 @@ from capsedge.cli._output import (
     log,
     log_next,
     print_report,
-    require,
+    require_packages,
     stage_reporter,
     warn,
 )
@@ -142,7 +142,7 @@ def command(
         **{"freeze-couplings": frozen.freeze_couplings},
     )  # fmt: skip
     shapes = _example(own, example or [], check_inputs)
-    require(
+    require_packages(
         "onnx", "onnxruntime", "onnxscript", "torch",
         what="Export needs PyTorch and ONNX.", fix="pip install 'capsedge[export]'",
     )  # fmt: skip
@@ -198,7 +198,7 @@ def _export_user_module(subject: UserModuleSpec, example: str, job: _ExportArgum
     report = replace(report, notes=(*report.notes, *unchecked))
     arrays = job.check_inputs or (Path(example) if example.endswith((".npy", ".npz")) else None)
     pictures = job.description.preprocessing is not None
-    exported = Exported(own.name, own.weights, subject, pictures, arrays)
+    exported = ExportedNetwork(own.name, own.weights, subject, pictures, arrays)
     _show(report, exported, job.as_json, {"weights_sha256": checksum})
 
 
@@ -233,7 +233,7 @@ def _export_known(
         )
     checksum = sha256(found.checkpoint) if found.checkpoint else ""
     options = replace(job.options, checkpoint_sha256=checksum)
-    subject = Exported(found.name, found.checkpoint, default=default)
+    subject = ExportedNetwork(found.name, found.checkpoint, default=default)
     if frozen.calib_data is None:
         report = export(
             found.model,
@@ -278,7 +278,7 @@ def _example(subject: UserModuleSpec | None, example: list[str], inputs: Path | 
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportedNetwork:
     """The exported network: its name, its weight file, and the user's code if it is the user's own.
 
     Attributes:
@@ -328,7 +328,10 @@ class Exported:
 
 
 def _show(
-    report: ExportReport, subject: Exported, as_json: bool, more: dict[str, Any] | None = None
+    report: ExportReport,
+    subject: ExportedNetwork,
+    as_json: bool,
+    more: dict[str, Any] | None = None,
 ) -> None:
     following = subject.following(report)
     frozen = (more or {}).get("frozen_couplings")

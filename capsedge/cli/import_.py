@@ -14,7 +14,7 @@ from capsedge.cli._output import (
     print_json,
     print_report,
     print_table,
-    require,
+    require_packages,
     stage_reporter,
 )
 from capsedge.cli._paths import READS, WRITES
@@ -58,7 +58,7 @@ def command(
             "",
             "Run `capsedge import FILE`, or `capsedge import --list` for the families.",
         )
-    require(
+    require_packages(
         "torch", "safetensors", what="Import needs PyTorch.", fix="pip install 'capsedge[import]'"
     )
     from capsedge.importers.import_checkpoint import import_checkpoint

@@ -128,7 +128,7 @@ def command(
     Of a video, a camera or a watched folder, one frame after another is classified until it ends, or
     Ctrl-C; with --json, each is one line.
     """
-    from capsedge.cli._process import contents
+    from capsedge.cli._process import read_standard_input
     from capsedge.runtime.images.inputs import image_files
     from capsedge.runtime.load import load
     from capsedge.runtime.session.classify import classify_files
@@ -152,7 +152,7 @@ def command(
         _infer_arrays(inputs, model or [], options, output, as_json)
         return
     files = image_files(images or [])
-    opened = contents(files)
+    opened = read_standard_input(files)
     given = model or [DEFAULT]
     session = load(given if len(given) > 1 else given[0], options)
     masks = MaskResults.of(session, files, opened, output, overlay, as_json)
@@ -226,7 +226,7 @@ def _infer_arrays(
 
     import numpy as np
 
-    from capsedge.datasets.array_files import by_name, read_arrays
+    from capsedge.datasets.array_files import arrays_by_input, read_arrays
     from capsedge.runtime.files.writing import atomic_writer, check_apart
     from capsedge.runtime.load import load
     from capsedge.runtime.onnx_file.stored_values import find_not_finite_in, why_of
@@ -243,7 +243,7 @@ def _infer_arrays(
     arrays = read_arrays(inputs)
     with load(model[0], options) as session:
         names = [port.name for port in session.inputs]
-        values = by_name(arrays, names, str(inputs))
+        values = arrays_by_input(arrays, names, str(inputs))
         found = run_rows(session, dict(zip(names, values, strict=True)))
         ops, path = session.backend.ops, session.path
         _log_graphs(session, options)

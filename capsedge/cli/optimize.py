@@ -7,7 +7,7 @@ from typing import Annotated
 
 from capsedge.cli import _options
 from capsedge.cli._options import Argument, MetadataOptions, Typical, grouped
-from capsedge.cli._output import print_report, require, stage_reporter
+from capsedge.cli._output import print_report, require_packages, stage_reporter
 from capsedge.cli._paths import READS_MODEL, WRITES
 from capsedge.optimization.optimize_options import OptimizeOptions
 from capsedge.options import Option
@@ -34,7 +34,7 @@ def command(
     Routing that is recognized becomes a single operator per layer, and the result is compared with the
     original file.
     """
-    require(
+    require_packages(
         "onnx", "onnxscript", "onnxruntime",
         what="Optimizing needs onnx, onnxscript and ONNX Runtime.",
         fix="pip install 'capsedge[build]'",

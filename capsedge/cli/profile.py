@@ -126,10 +126,10 @@ def command(
 
 def _arrays(source: Path, sessions: list[Session]) -> dict[str, NDArray[Any]]:
     """The arrays of a file by the names of the first model's inputs; a single one needs no name."""
-    from capsedge.datasets.array_files import by_name, read_arrays
+    from capsedge.datasets.array_files import arrays_by_input, read_arrays
 
     names = [port.name for port in sessions[0].inputs]
-    arrays = dict(zip(names, by_name(read_arrays(source), names, str(source)), strict=True))
+    arrays = dict(zip(names, arrays_by_input(read_arrays(source), names, str(source)), strict=True))
     if any(a.ndim == 0 for a in arrays.values()):
         raise UsageError(
             f"{source} holds single numbers instead of batches.",

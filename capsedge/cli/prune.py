@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from capsedge.cli import _options, _process
 from capsedge.cli._options import Argument, grouped
-from capsedge.cli._output import bar, log, log_next, print_report, require
+from capsedge.cli._output import bar, log, log_next, print_report, require_packages
 from capsedge.cli._paths import READS_DATA, READS_OR_NAME, PathRole
 from capsedge.optimization.prune_options import PruneOptions
 from capsedge.options import Option
@@ -69,7 +69,7 @@ def command(
     If the pruned network loses too much accuracy, or a segmentation too much mean Dice, its file is named
     .rejected and the exit code is 4.
     """
-    require("torch", what="Pruning needs torch.", fix="pip install 'capsedge[export]'")
+    require_packages("torch", what="Pruning needs torch.", fix="pip install 'capsedge[export]'")
     import torch
 
     from capsedge.models.find import find_checkpoint_of

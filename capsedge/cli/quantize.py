@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from capsedge.calibration.quantize_options import QuantizeOptions
 from capsedge.cli import _options
 from capsedge.cli._options import Argument, grouped
-from capsedge.cli._output import log_next, print_report, require, stages, warn
+from capsedge.cli._output import log_next, print_report, require_packages, stages, warn
 from capsedge.cli._paths import READS_DATA, READS_MODEL, WRITES, PathRole
 from capsedge.errors import ParityError, UsageError
 from capsedge.options import Option
@@ -81,7 +81,7 @@ def command(
 
     If the new file loses too much accuracy, it is named .rejected and the exit code is 4.
     """
-    require(
+    require_packages(
         "onnx", "onnxruntime", "onnxscript",
         what="Quantizing needs onnx, onnxscript and ONNX Runtime.",
         fix="pip install 'capsedge[build]'",

@@ -9,7 +9,7 @@ from capsedge.cli import _options, _output
 from capsedge.cli._options import Argument, Only, grouped
 from capsedge.cli._paths import READS_DATA, READS_IMAGES, READS_MODEL_OR_NAME, WRITES
 from capsedge.errors import UsageError
-from capsedge.options import LARGEST_COUNT, Option, words
+from capsedge.options import LARGEST_COUNT, Option, comma_separated
 from capsedge.runtime.runtime_options import RuntimeOptions
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def command(
     options = figure_kinds.FigureOptions(
         images=image_files(images or []),
         invert=invert,
-        labels=[words(pair) for pair in label or ()],
+        labels=[comma_separated(pair) for pair in label or ()],
         forced=force,
         of=of,
         layer=layer,

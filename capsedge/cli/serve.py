@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 from capsedge.cli import _options
 from capsedge.cli._options import Argument, grouped
 from capsedge.cli._output import log, print_json
-from capsedge.cli._paths import PathRole, check_model, file_or_name
+from capsedge.cli._paths import PathRole, check_model, file_unless_model_name
 from capsedge.cli._process import leave
 from capsedge.serving.serve_options import ServeOptions
 
 if TYPE_CHECKING:
-    from capsedge.serving.served_models import Address, BatchSize, Serving
+    from capsedge.serving.served_models import BatchSize, ServerAddress, ServerSettings
 
 
 def _file(argument: Any) -> Path | None:
-    from capsedge.serving.server_model import file_of
+    from capsedge.serving.server_model import file_of_model_argument
 
-    return file_or_name(file_of(argument))
+    return file_unless_model_name(file_of_model_argument(argument))
 
 
 Models = Annotated[
@@ -49,7 +49,7 @@ def command(
     """
     from capsedge.serving.serve import serve
 
-    def ready(serving: Serving, address: Address) -> None:
+    def ready(serving: ServerSettings, address: ServerAddress) -> None:
         if as_json:
             print_json(_document(serving, address))
             sys.stdout.flush()
@@ -61,8 +61,8 @@ def command(
     leave(128 + number)
 
 
-def _document(serving: Serving, address: Address) -> dict[str, Any]:
-    from capsedge.runtime.backends.backend import graph_text
+def _document(serving: ServerSettings, address: ServerAddress) -> dict[str, Any]:
+    from capsedge.runtime.backends.backend import cuda_graphs_text
 
     return {
         "rest": f"http://{address.host}:{address.ports.rest}",
@@ -77,7 +77,7 @@ def _document(serving: Serving, address: Address) -> dict[str, Any]:
                 "version": model.version,
                 "file": str(model.session.path),
                 "operators": model.session.backend.ops,
-                "graphs": graph_text(model.session.backend),
+                "graphs": cuda_graphs_text(model.session.backend),
                 "batch": model.batch.images,
                 "batch_gain": model.batch.gain,
                 "alone": model.batch.alone,
@@ -94,14 +94,14 @@ def _gathered(batch: BatchSize) -> str:
     return f", up to {batch.images} images in a batch{gain}"
 
 
-def _show(serving: Serving, address: Address) -> None:
-    from capsedge.runtime.backends.backend import graph_text
+def _show(serving: ServerSettings, address: ServerAddress) -> None:
+    from capsedge.runtime.backends.backend import cuda_graphs_text
 
     document = _document(serving, address)
     for model in serving.models:
         several = len(serving.versions(model.name)) > 1
         version = f", version {model.version}" if several else ""
-        graphs = f", {text}" if (text := graph_text(model.session.backend)) else ""
+        graphs = f", {text}" if (text := cuda_graphs_text(model.session.backend)) else ""
         log(
             f"serving {model.session.path} as {model.name}{version}{_gathered(model.batch)}{graphs}"
         )

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from capsedge.cli import _options
 from capsedge.cli._options import grouped
-from capsedge.cli._output import log, print_report, require, say
+from capsedge.cli._output import log, print_report, require_packages, say
 from capsedge.cli._paths import READS_DATA, READS_OR_NAME, WRITES
 from capsedge.optimization.sweep_options import SweepOptions
 from capsedge.options import Option
@@ -58,7 +58,7 @@ def command(
     The candidates combine routing iterations, couplings, precisions and checkpoints. Files of a segmentation
     are compared by the mean Dice of their masks.
     """
-    require(
+    require_packages(
         "onnx", "onnxruntime", "torch",
         what="A sweep exports the model, which needs PyTorch and ONNX.",
         fix="pip install 'capsedge[export]'",

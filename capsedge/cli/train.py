@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from capsedge.cli import _options, _process
 from capsedge.cli._options import grouped
-from capsedge.cli._output import bar, log, log_next, print_json, print_table, require, say
+from capsedge.cli._output import bar, log, log_next, print_json, print_table, require_packages, say
 from capsedge.cli._paths import READS_DATA, PathRole
 from capsedge.errors import UsageError
 from capsedge.models.training.train_options import RECIPE_FIELDS, RECIPES, TrainOptions
@@ -81,7 +81,7 @@ def command(
 
     Writes model.safetensors, history.jsonl and the state that --resume continues from.
     """
-    require("torch", what="Training needs torch.", fix="pip install 'capsedge[export]'")
+    require_packages("torch", what="Training needs torch.", fix="pip install 'capsedge[export]'")
     if listed:
         _list(as_json)
         return

@@ -103,7 +103,7 @@ def read_array(
     Args:
         stored: bytes of the file that it is in.
     """
-    dtype, fortran, shape = header(path, member, name)
+    dtype, fortran, shape = read_npy_header(path, member, name)
     partly = bool(shape) and count is not None and count < shape[0] and not fortran
     if partly and count is not None:
         shape = (count, *shape[1:])
@@ -121,7 +121,9 @@ def read_array(
     return native if count is None else native[:count] if native.ndim else native
 
 
-def header(path: Path, member: IO[bytes], name: str) -> tuple[np.dtype[Any], bool, tuple[int, ...]]:
+def read_npy_header(
+    path: Path, member: IO[bytes], name: str
+) -> tuple[np.dtype[Any], bool, tuple[int, ...]]:
     head = member.read(8)
     wide = len(head) == 8 and head[6] > 1
     packed = member.read(4 if wide else 2)
@@ -172,7 +174,7 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
         return {name: arrays.read(name) for name in arrays.names}
 
 
-def by_name(arrays: Mapping[str, Any], names: Sequence[str], label: str) -> list[Any]:
+def arrays_by_input(arrays: Mapping[str, Any], names: Sequence[str], label: str) -> list[Any]:
     """Arrays in the order of a network's inputs; one array alone, or one called images, needs no name."""
     if all(name in arrays for name in names):
         return [arrays[name] for name in names]
@@ -218,7 +220,7 @@ def read(path: Path, count: int | None = None) -> NDArray[np.uint8]:
         stored = file_size(file)
         content = content_of(file, path)
         packed = isinstance(content, Gunzip)
-        head = filled(content, bytearray(4))
+        head = read_into(content, bytearray(4))
         if (
             len(head) < 4
             or bytes(head[:3]) != bytes((0, 0, _UNSIGNED_BYTE))
@@ -230,7 +232,7 @@ def read(path: Path, count: int | None = None) -> NDArray[np.uint8]:
                 "Pass an idx, npz or image file, or a data set folder.",
             )
         axes = head[3]
-        dimensions = filled(content, bytearray(4 * axes))
+        dimensions = read_into(content, bytearray(4 * axes))
         if len(dimensions) < 4 * axes:
             raise UsageError(f"{path} is incomplete.", "It ends in its header.", "Get a new copy.")
         shape = struct.unpack(f">{axes}I", dimensions)
@@ -241,10 +243,10 @@ def read(path: Path, count: int | None = None) -> NDArray[np.uint8]:
         if not packed and expected > stored:
             raise UsageError(f"{path} is incomplete.", f"{stored:,} bytes of {expected:,}.")
         data = np.empty(expected, np.uint8)
-        size = len(filled(content, data.data))
+        size = len(read_into(content, data.data))
         if size < expected:
             raise UsageError(f"{path} is incomplete.", f"{size:,} bytes of {expected:,}.")
-        if not partly and filled(content, bytearray(1)):
+        if not partly and read_into(content, bytearray(1)):
             raise UsageError(
                 f"{path} is not an idx file.", f"It has data after its {expected:,} bytes."
             )
@@ -258,7 +260,7 @@ def content_of(file: BufferedReader, path: Path) -> BufferedReader | Gunzip:
     return Gunzip(file, path) if packed else file
 
 
-def filled(
+def read_into(
     content: BufferedReader | Gunzip, target: bytearray | memoryview
 ) -> bytearray | memoryview:
     """The target as far as there is content for it."""

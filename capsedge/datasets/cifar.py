@@ -79,7 +79,7 @@ def _rows_of(ended: SandboxResult) -> tuple[NDArray[np.uint8], NDArray[np.int64]
 
 
 def main() -> None:
-    """Read the file on standard input, within the limits given as arguments."""
+    """Read the batch of CIFAR-10 on standard input, within the limits in the arguments."""
     enter_sandbox()
     forbid_new_files()
     try:

@@ -22,7 +22,7 @@ from capsedge.runtime.metadata.origin import (
     TrainingSplit,
     key_of,
     sample_of,
-    thresholds,
+    split_thresholds,
 )
 
 Floats = NDArray[np.float32]
@@ -249,11 +249,11 @@ def from_iterable(images: Iterable[Any], prep: Preprocessing | None, limit: int 
     if not prepared:
         raise UsageError("The iterator yielded no images.", "", "Provide 100 or more images.")
     stacked = np.stack(prepared)
-    check_finite(stacked, "The iterator")
+    check_finite_images(stacked, "The iterator")
     return ImageSet("an iterator", stacked)
 
 
-def check_finite(images: NDArray[Any], source: object) -> None:
+def check_finite_images(images: NDArray[Any], source: object) -> None:
     """Refuse prepared images with values that are NaN or infinite."""
     if images.dtype.kind == "f" and not np.isfinite(images).all():
         bad = int((~np.isfinite(images)).reshape(len(images), -1).any(1).sum())
@@ -267,7 +267,7 @@ def check_finite(images: NDArray[Any], source: object) -> None:
 UNTRAINED = "held out from training"
 
 
-def rule_of(
+def holdout_rule(
     images: ImageSet, classes: int, shares: Mapping[str, float], seed: int
 ) -> TrainingSplit:
     """The rule that holds out shares of each class; of a class with one image, none.
@@ -284,7 +284,9 @@ def rule_of(
             if count:
                 limits[name][label] = members[count - 1] + 1
             members = members[count:]
-    rule = TrainingSplit(seed, thresholds(limits["test"]), thresholds(limits["validation"]), "")
+    rule = TrainingSplit(
+        seed, split_thresholds(limits["test"]), split_thresholds(limits["validation"]), ""
+    )
     trained = divided(images, rule)["train"].checksums
     chosen = sorted(trained, key=lambda checksum: key_of(checksum, seed))[:SAMPLE]
     return replace(rule, sample="".join(map(sample_of, chosen)))

@@ -23,7 +23,7 @@ from capsedge.datasets.class_folders import (
     read_pixels,
     read_prepared,
 )
-from capsedge.datasets.image_set import ImageSet, check_finite, marked, part_of
+from capsedge.datasets.image_set import ImageSet, check_finite_images, marked, part_of
 from capsedge.errors import UsageError
 from capsedge.runtime.files.formats import identify_path
 from capsedge.runtime.files.reading import FOLDER, list_folder, path_kind
@@ -193,7 +193,7 @@ def _declared(
     if batches:
         return replace(_cifar(source, batches, limit), split=split)
     for module in (smallnorb, svhn):
-        if file := module.file_of(names, split):
+        if file := module.file_of_split(names, split):
             found_images, labels = module.read(source / file, limit)
             whole = limit is None or len(found_images) < limit
             return ImageSet(source.name, found_images, labels, split=split, whole=whole)
@@ -301,7 +301,7 @@ def _named(source: Path, arrays: array_files.Arrays, inputs: list[str]) -> list[
     return names if inputs and len(names) == 1 else ["images"]
 
 
-def as_images(
+def image_set_from_arrays(
     images: NDArray[Any] | Mapping[str, NDArray[Any]],
     prep: Preprocessing | None,
     inputs: Mapping[str, str],
@@ -354,7 +354,7 @@ def _checked(
                 "The first axis of every array counts the samples.",
                 "Save arrays [N, ...] with the same N.",
             )
-        check_finite(array, name)
+        check_finite_images(array, name)
     return replace(data, images=images)
 
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from capsedge.datasets import array_files
 from capsedge.datasets.class_folders import read_pixels
 from capsedge.datasets.image_set import ImageSet
-from capsedge.datasets.read import as_images, read_images
+from capsedge.datasets.read import image_set_from_arrays, read_images
 from capsedge.errors import UsageError
 from capsedge.runtime.files.reading import file_size, open_regular_file
 from capsedge.runtime.files.writing import DATA, as_path
@@ -177,7 +177,7 @@ def typical_input_from(data: Typical, preprocessing: Preprocessing) -> TypicalIn
     if isinstance(data, TypicalInput):
         return data
     if isinstance(data, np.ndarray):
-        data = as_images({"images": data}, preprocessing, {"images": "float32"})
+        data = image_set_from_arrays({"images": data}, preprocessing, {"images": "float32"})
     elif not isinstance(data, ImageSet):
         data = read_images(as_path(data, DATA), preprocessing, "train")
     pixels = data.images.dtype.kind != "f"

@@ -16,7 +16,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from capsedge.datasets.array_files import Gunzip, check_bytes, content_of, filled
+from capsedge.datasets.array_files import Gunzip, check_bytes, content_of, read_into
 from capsedge.errors import UsageError
 from capsedge.runtime.files.reading import file_size, open_regular_file
 
@@ -30,7 +30,7 @@ _CLASSES = 5
 _Content: TypeAlias = "BufferedReader | Gunzip"
 
 
-def file_of(names: Iterable[str], split: str) -> str:
+def file_of_split(names: Iterable[str], split: str) -> str:
     """The file of a split's images; empty if it is not there."""
     pattern = rf"smallnorb-.*-{_NAMES.get(split, split)}-dat\.mat(\.gz)?"
     return next((name for name in sorted(names) if re.fullmatch(pattern, name)), "")
@@ -100,7 +100,7 @@ def _values(
 
 
 def _bytes(content: _Content, path: Path, expected: int) -> bytes:
-    data = bytes(filled(content, bytearray(expected)))
+    data = bytes(read_into(content, bytearray(expected)))
     if len(data) < expected:
         raise UsageError(
             f"{path} is incomplete.", f"{len(data):,} bytes of {expected:,}.", "Get a new copy."

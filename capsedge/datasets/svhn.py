@@ -35,7 +35,7 @@ class _Damaged(Exception):
     """The file is not what this module reads."""
 
 
-def file_of(names: Iterable[str], split: str) -> str:
+def file_of_split(names: Iterable[str], split: str) -> str:
     """The file of a split; empty if it is not there."""
     name = f"{split}_32x32.mat"
     return name if name in names else ""

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from capsedge.errors import UsageError
-from capsedge.options import LARGEST_COUNT, Options, option, shown
+from capsedge.options import LARGEST_COUNT, Options, format_number, option
 from capsedge.spec.vocabularies import OPS
 
 MOST_CPUS = 65_536
@@ -139,7 +139,7 @@ class KServeOptions(Options):
         least, most = self.replicas or (1, 1)
         if not 0 <= least <= most <= LARGEST_COUNT or most < 1:
             raise UsageError(
-                f"There cannot be {shown(least)} to {shown(most)} replicas.",
+                f"There cannot be {format_number(least)} to {format_number(most)} replicas.",
                 f"Expected: two whole numbers in ascending order, from 0 to {LARGEST_COUNT}.",
                 "For example: replicas=(1, 4).",
             )

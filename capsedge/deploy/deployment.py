@@ -1,4 +1,4 @@
-"""Report a deployment, and keep the manifest of a deployed folder."""
+"""Report deployments to Triton, KServe and the web, and keep the manifest of a deployed folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from capsedge.errors import CapsedgeError
 from capsedge.runtime.files import reading, text
 from capsedge.runtime.files.documents import decode, parse
-from capsedge.runtime.files.writing import unchanged
+from capsedge.runtime.files.writing import unchanged_files
 from capsedge.runtime.result_summary import Report
 from capsedge.spec import limits
 from capsedge.spec.fields import MANIFEST
@@ -262,7 +262,7 @@ def earlier_files(folder: Path) -> list[str]:
             sums = {
                 path: decode(str, each.get("sha256"), "sha256") for path, each in entries.items()
             }
-            return [*unchanged(folder, sums), MANIFEST]
+            return [*unchanged_files(folder, sums), MANIFEST]
     return []
 
 

@@ -17,7 +17,7 @@ from capsedge.deploy.deploy_options import KServeOptions
 from capsedge.deploy.deployment import KServeDeployment, read_manifest
 from capsedge.deploy.triton import KIND
 from capsedge.errors import ArtefactError, UsageError
-from capsedge.options import takes
+from capsedge.options import takes_options
 from capsedge.runtime import zoo
 from capsedge.runtime.files import reading
 from capsedge.runtime.files.documents import MalformedJson, decode
@@ -70,7 +70,7 @@ class _ModelSpec:
     twin_of: str
 
 
-@takes(KServeOptions)
+@takes_options(KServeOptions)
 def deploy_kserve(
     repository: str | os.PathLike[str],
     output: str | os.PathLike[str],

@@ -21,7 +21,7 @@ from capsedge.deploy.deployment import (
     listed,
 )
 from capsedge.errors import UsageError
-from capsedge.options import takes
+from capsedge.options import takes_options
 from capsedge.runtime import zoo
 from capsedge.runtime.backends.backend import Port, parse_device
 from capsedge.runtime.files.text import printable
@@ -33,8 +33,8 @@ from capsedge.serving.server_model import (
     Note,
     ServerEngine,
     ServerModel,
-    folders,
     read_server_model,
+    repository_models,
 )
 from capsedge.spec.fields import MANIFEST, MANIFEST_SCHEMA
 
@@ -234,7 +234,7 @@ KIND = "triton"  # kind stated in the manifest
 Contents = dict[str, "bytes | Path"]
 
 
-@takes(TritonOptions)
+@takes_options(TritonOptions)
 def deploy_triton(
     models: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     output: str | os.PathLike[str],
@@ -291,7 +291,7 @@ def deploy_triton(
 
     contents: Contents = {}
     served: list[TritonModel] = []
-    for one in folders(paths):
+    for one in repository_models(paths):
         model = read_server_model(one.name, one.file, options.ops, gpu is not None, noted)
         if isinstance(model, ServerEngine):
             served.append(_add_engine(contents, model, serving, options.device, noted))

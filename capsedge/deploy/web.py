@@ -80,14 +80,14 @@ def page_models(
     return listed
 
 
-def check_name(name: str) -> None:
+def check_file_or_zoo_name(name: str) -> None:
     """Refuse a name that is neither a model of the zoo nor a file."""
     if zoo.zoo_model(name) is not None:
         return
     path = Path(name)
     if not os.path.lexists(path) and not path.suffix:
         raise zoo.unknown_model(name)
-    onnx_file.check_file(path)
+    onnx_file.check_model_path(path)
 
 
 def _read(path: Path, name: str) -> PageModel:
@@ -181,7 +181,7 @@ def _of_zoo(
 Files = list[tuple[str, PageModel]]
 
 
-def grouped(models: Sequence[PageModel]) -> list[tuple[str, Files]]:
+def group_by_iterations(models: Sequence[PageModel]) -> list[tuple[str, Files]]:
     """The models, files that differ only in iterations grouped: a name, and each file's path and content."""
     groups: dict[object, dict[int, PageModel]] = {}
     for number, model in enumerate(models):
@@ -277,7 +277,7 @@ def deploy_web(
     target = as_path(output, "the path of a folder to write")
     _check(paths, iterations)
     for path in paths:
-        check_name(path)
+        check_file_or_zoo_name(path)
     earlier = earlier_files(target)
     earlier += [WORKER] if earlier else []
     check_replaceable(target, earlier)
@@ -289,7 +289,7 @@ def deploy_web(
         if note is not None:
             note(text)
 
-    page = _compiled(site, grouped(page_models(paths, iterations, noted)), noted)
+    page = _compiled(site, group_by_iterations(page_models(paths, iterations, noted)), noted)
     contents: dict[str, bytes | Path] = {**site, **page.models, **dict(page.compiled.values())}
     late = (ON_DEMAND, *page.late())
     files = [listed(path, contents[path]) for path in sorted(contents) if path != WORKER]

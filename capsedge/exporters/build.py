@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from capsedge.exporters.build_options import WASM, BuildOptions, C
-from capsedge.options import takes
+from capsedge.options import takes_options
 from capsedge.runtime.files.writing import OUTPUT, ModelLike, as_file, as_path
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from capsedge.keywords import BuildKeywords
 
 
-@takes(BuildOptions)
+@takes_options(BuildOptions)
 def build(
     model: ModelLike,
     path: Path | str,

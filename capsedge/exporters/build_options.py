@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from capsedge.errors import UsageError
-from capsedge.options import LARGEST_COUNT, Options, declared, option, whole
+from capsedge.options import LARGEST_COUNT, Options, declared, option, parse_whole
 from capsedge.runtime.files.text import printable
 from capsedge.spec import limits
 from capsedge.spec.vocabularies import PLUGIN_CHOICES, PRECISIONS, TARGETS, TENSORRT, TENSORRT_RTX
@@ -25,7 +25,7 @@ _Size = int | tuple[int, int, int]
 def _size(name: str, text: str) -> _Size:
     """A size, or a smallest, best and largest one."""
     try:
-        parts = [whole(part) for part in text.split(":")]
+        parts = [parse_whole(part) for part in text.split(":")]
     except ValueError:
         parts = []
     if len(parts) not in (1, 3):
@@ -55,7 +55,7 @@ def _bytes(text: str) -> int:
 
 
 def parse_fit(text: str) -> dict[str, int]:
-    """``flash=256K,ram=64K`` in bytes.
+    """The memory of a device in bytes, from the text of ``--fit`` such as ``flash=256K,ram=64K``.
 
     Raises:
         UsageError: it has another form.

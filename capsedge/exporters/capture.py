@@ -25,7 +25,7 @@ from torch import nn
 
 import capsedge.models.ops  # noqa: F401  (registers the torch operators)
 from capsedge.errors import CapsedgeError, UnsupportedModelError
-from capsedge.exporters.flat_module import Flat, ImageByImage, resized
+from capsedge.exporters.flat_module import Flat, ImageByImage, resize_free_axes
 from capsedge.exporters.subject import Subject
 from capsedge.exporters.user_batch import NoFreeBatch
 from capsedge.exporters.user_errors import FIXED, capture_error, why_fixed
@@ -447,7 +447,9 @@ def _runs(subject: Subject, size: int, length: int) -> bool:
     try:
         with torch.no_grad():
             subject.module(
-                *resized([x[:1] for x in subject.example], subject.free_axes, {size: length})
+                *resize_free_axes(
+                    [x[:1] for x in subject.example], subject.free_axes, {size: length}
+                )
             )
     except Exception:  # the author's code may raise anything
         return False

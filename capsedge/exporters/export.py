@@ -16,7 +16,7 @@ from capsedge.datasets.regression_targets import with_typical_images
 from capsedge.errors import UsageError
 from capsedge.exporters import parity
 from capsedge.exporters.export_options import REWRITES, ExportOptions
-from capsedge.exporters.export_report import CaseParity, ExportReport, required, scores_output
+from capsedge.exporters.export_report import CaseParity, ExportReport, required_cases, scores_output
 from capsedge.exporters.module_graph import (
     check_ports,
     declare_inputs,
@@ -27,11 +27,11 @@ from capsedge.exporters.score_choice import with_scores
 from capsedge.exporters.subject import (
     Inputs,
     Subject,
-    batch_of,
     check_module,
     check_parameters,
     check_tolerance,
     comparison_inputs,
+    fixed_batch_size,
     of_capsule_model,
     one_thread,
 )
@@ -39,12 +39,12 @@ from capsedge.exporters.user_batch import NoFreeBatch
 from capsedge.exporters.user_errors import explain_module_errors
 from capsedge.exporters.user_inputs import Example, FreeAxes, of_module
 from capsedge.graph import Rewrites
-from capsedge.graph.passes import Lowered
+from capsedge.graph.passes import LoweredGraph
 from capsedge.graph.target_runtimes import resolve
 from capsedge.models import CapsuleModel, with_iterations
-from capsedge.models.checkpoint import check_finite
+from capsedge.models.checkpoint import check_finite_weights
 from capsedge.models.user.unsaved_tensors import unregistered
-from capsedge.options import takes
+from capsedge.options import takes_options
 from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime
 from capsedge.runtime.files.writing import OUTPUT, as_path, check_writable, write_bytes
 from capsedge.runtime.metadata.metadata import ModelMetadata
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from capsedge.keywords import ExportKeywords
 
 
-@takes(ExportOptions)
+@takes_options(ExportOptions)
 def export(
     module: nn.Module,
     path: Path | str | None,
@@ -175,14 +175,14 @@ def _checked(
     if options.target is not None:
         ops, opset, batch = resolve(options.target, ops, opset, batch)
     check_tolerance(*options.tolerance)
-    batch = batch_of(module, batch)
+    batch = fixed_batch_size(module, batch)
     description = with_typical_images(description) if description else Description()
     import_onnxruntime()  # report missing packages before the work starts
     file = None if path is None else as_path(path, OUTPUT)
     if file is not None:
         check_writable(file)
     check_parameters(module)
-    check_finite(module)
+    check_finite_weights(module)
     return _ExportJob(
         module, file, options, example, free_axes, check_inputs, description, ops, opset, batch
     )
@@ -226,7 +226,7 @@ class _Captured:
     description: Description
     check_inputs: tuple[Tensor, ...]
     rewrites: Rewrites
-    lowered: Lowered
+    lowered: LoweredGraph
     program: torch.export.ExportedProgram
     batch: int | None
     fixed: tuple[str, ...] = ()
@@ -433,7 +433,7 @@ def _described(job: _ExportJob, captured: _Captured, compared: _Compared) -> _Ex
 
 def _measured(job: _ExportJob, captured: _Captured, compared: _Compared) -> dict[str, Any]:
     """The comparison, for the metadata, and why its batch is fixed."""
-    counted = required(compared.parity)
+    counted = required_cases(compared.parity)
     atol, rtol = job.options.tolerance
     batch = {"batch": captured.fixed[0]} if captured.fixed else {}
     return batch | {

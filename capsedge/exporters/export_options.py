@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from capsedge.options import Options, option, tolerance
+from capsedge.options import Options, option, parse_tolerance
 from capsedge.spec import limits
 from capsedge.spec.vocabularies import ExtraOutput, Ops, StandardRuntime
 
@@ -60,7 +60,7 @@ class ExportOptions(Options):
         (ATOL, RTOL),
         "Tolerance of the comparison: absolute, and relative to the length of a pose.",
         metavar="ATOL,RTOL",
-        parse=tolerance,
+        parse=parse_tolerance,
         panel="Limits",
     )
     checkpoint_sha256: str = option(

@@ -13,7 +13,7 @@ from capsedge.exporters.export_options import REWRITES
 from capsedge.graph.fusion import FusionReport, by_reason
 from capsedge.runtime.files.text import format_bytes
 from capsedge.runtime.metadata.metadata import ModelMetadata
-from capsedge.runtime.result_summary import Report, short, verdict
+from capsedge.runtime.result_summary import Report, outcome_word, shortened_name
 from capsedge.spec.vocabularies import LENGTHS, LOGITS, REGRESSION
 from capsedge.tolerance import MAX_GROWTH
 
@@ -51,7 +51,7 @@ class CaseParity:
 
 @dataclass(frozen=True)
 class ScoresOutput:
-    """The output that decides the class.
+    """The output of an exported file that decides the class, and why it was chosen.
 
     Attributes:
         output: its name.
@@ -124,11 +124,12 @@ class ExportReport(Report):
 
     def _lines(self) -> list[str]:
         nodes = f"{sum(self.operators.values())} nodes, ops '{self.ops}'"
-        name = "dry run" if self.path is None else short(self.path.name)
+        name = "dry run" if self.path is None else shortened_name(self.path.name)
         difference = max((p.max_abs for p in self.required), default=0.0)
         lines = [
             f"{name}: {format_bytes(self.size)}, {nodes}",
-            f"{verdict(self.passed)}, largest difference {difference:.2g} in {len(self.parity)} comparisons",
+            f"{outcome_word(self.passed)}, largest difference {difference:.2g} "
+            f"in {len(self.parity)} comparisons",
         ]
         if self.unregistered:
             lines.append(f"not in the state dict: {', '.join(self.unregistered)}")
@@ -198,7 +199,7 @@ class ExportReport(Report):
     @property
     def required(self) -> tuple[CaseParity, ...]:
         """The comparisons that must pass: all of them if every case is outside the user's inputs."""
-        return required(self.parity)
+        return required_cases(self.parity)
 
     @property
     def worst(self) -> CaseParity:
@@ -286,7 +287,7 @@ class ExportReport(Report):
         return values
 
 
-def required(parity: Sequence[CaseParity]) -> tuple[CaseParity, ...]:
+def required_cases(parity: Sequence[CaseParity]) -> tuple[CaseParity, ...]:
     """The comparisons within the range of the user's inputs; all of them if none is."""
     return tuple(p for p in parity if not p.outside) or tuple(parity)
 

@@ -103,7 +103,7 @@ class ImageByImage(nn.Module):
         return tuple(result)
 
 
-def unique_name(name: str, taken: Container[str]) -> str:
+def unique_output_name(name: str, taken: Container[str]) -> str:
     """A name for an output that is not taken; in a file, all inputs and outputs have different ones."""
     while name in taken:
         name += "_output"
@@ -125,7 +125,7 @@ def named_outputs(result: Any) -> dict[str, Tensor]:
         if isinstance(value, Tensor) and value.is_complex():
             wrong.append(f"{name or 'the output'} (complex numbers: return torch.view_as_real(x))")
         elif isinstance(value, Tensor):
-            found[unique_name(name or "output", found)] = value
+            found[unique_output_name(name or "output", found)] = value
         elif isinstance(value, Mapping):
             for key, each in value.items():
                 walk(f"{name}_{key}" if name else str(key), each)
@@ -149,12 +149,12 @@ def named_outputs(result: Any) -> dict[str, Tensor]:
     return found
 
 
-def sized(tensors: Sequence[Tensor], batch: int) -> tuple[Tensor, ...]:
+def repeated_to_batch(tensors: Sequence[Tensor], batch: int) -> tuple[Tensor, ...]:
     """The first image of each input, repeated to a batch; a copy that code may write into."""
     return tuple(t[:1].repeat(batch, *[1] * (t.ndim - 1)) for t in tensors)
 
 
-def resized(
+def resize_free_axes(
     tensors: Sequence[Tensor], free_axes: Sequence[Sequence[int]], sizes: Mapping[int, int]
 ) -> list[Tensor]:
     """Tensors with free axes cut or repeated from the start.

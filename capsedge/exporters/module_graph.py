@@ -15,20 +15,20 @@ from capsedge.exporters.traced_routing import Traced
 from capsedge.exporters.user_traced_routing import traced_graph
 from capsedge.graph import Rewrites
 from capsedge.graph.fusion import FusionReport
-from capsedge.graph.passes import Lowered, lower
+from capsedge.graph.passes import LoweredGraph, lower
 from capsedge.models.ops.registration import RoutingCalls
 from capsedge.models.user.looked_up_tables import TableBounds, table_bounds
 from capsedge.runtime.metadata.table_indices import InputBounds, inputs_property
 from capsedge.runtime.progress import Progress, silent
 from capsedge.spec import limits
 
-_DIMENSIONS = limits.limit_of("libcapsedge", "DIMENSIONS")
+_DIMENSIONS = limits.runtime_limit("libcapsedge", "DIMENSIONS")
 
 
 class ModuleGraph(NamedTuple):
     """A module's graph for the file, the program that torch captured, and the traced routing."""
 
-    lowered: Lowered
+    lowered: LoweredGraph
     program: torch.export.ExportedProgram
     traced: Traced | None
 

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from capsedge.errors import CapsedgeError, UnsupportedModelError
 from capsedge.exporters.export_report import CaseParity, ExportReport
-from capsedge.exporters.flat_module import resized, run_fp64, to_fp64
+from capsedge.exporters.flat_module import resize_free_axes, run_fp64, to_fp64
 from capsedge.exporters.subject import Subject
 from capsedge.graph import Rewrites
 from capsedge.graph.ir import Graph
-from capsedge.models.user.code import first_line, line_of, node_lines
+from capsedge.models.user.code import first_message_line, line_of, node_lines
 from capsedge.runtime.backends.onnxruntime_backend import import_onnxruntime
 from capsedge.runtime.backends.onnxruntime_session import without_spinning
 from capsedge.runtime.session.routing_trace import PREFIX
@@ -134,7 +134,7 @@ def length_cases(
     }
     cases: list[Case] = []
     for sizes in combinations:
-        other = resized(example, free_axes, dict(zip(limits, sizes, strict=True)))
+        other = resize_free_axes(example, free_axes, dict(zip(limits, sizes, strict=True)))
         for name, tensors in input_cases(other, batches):
             kind, _, batch = name.partition(",")
             if kind in ("uniform", "normal"):
@@ -209,11 +209,11 @@ def compare(
                 for each in zip(names, found, wanted, precise, strict=True)
             ]
         results.extend(rows)
-    beyond = outside(cases, own) if own else set[str]()
+    beyond = out_of_range_cases(cases, own) if own else set[str]()
     return tuple(replace(r, outside=r.case in beyond) for r in results)
 
 
-def outside(cases: Sequence[Case], inputs: Sequence[Tensor]) -> set[str]:
+def out_of_range_cases(cases: Sequence[Case], inputs: Sequence[Tensor]) -> set[str]:
     """The cases with values outside the range of the user's inputs."""
     found = set()
     for name, tensors in cases:
@@ -309,7 +309,7 @@ def diagnose(
     except CapsedgeError as error:
         return f"The cause could not be found: {error.what}"
     except Exception as error:  # from torch or ONNX Runtime; the comparison must still be reported
-        return f"The cause could not be found: {first_line(error)}"
+        return f"The cause could not be found: {first_message_line(error)}"
     plain = "Rewrites have no part in it: the plain export differs too."
     return f"{plain} {node}"
 
@@ -433,7 +433,7 @@ def _refusal(module: nn.Module, tensors: Sequence[Tensor]) -> str:
             outputs = module(*tensors)
     except Exception as error:  # any kind, from the user's code
         where = line_of(error)
-        text = f"{type(error).__name__}: {first_line(error)}"
+        text = f"{type(error).__name__}: {first_message_line(error)}"
         return f"{text}; {where}" if where else text
     finite = all(torch.isfinite(v).all() for v in outputs if v.is_floating_point())
     return "" if finite else _NOT_FINITE

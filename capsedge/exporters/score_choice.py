@@ -18,7 +18,7 @@ from capsedge.exporters.subject import Subject
 from capsedge.runtime.metadata.map_scores import choose_maps
 from capsedge.runtime.metadata.metadata import ModelMetadata, Outputs, Preprocessing
 from capsedge.runtime.metadata.scores import AS_IT_IS, CAPSULES, ChosenScores, choose_scores
-from capsedge.runtime.score_checks import kind_of, probes
+from capsedge.runtime.score_checks import kind_of_scores, probes
 from capsedge.runtime.user_metadata import (
     NAMED,
     Description,
@@ -91,7 +91,7 @@ def with_scores(
         if not named:
             reason = f"{what} {choice.output}, which export adds, as {choice.reason}"
         chosen = ChosenScores(reason, choice.output, choice.classes, made.capsules)
-    kind = given.kind or kind_of(values[images.inside])
+    kind = given.kind or kind_of_scores(values[images.inside])
     sized = outputs[choice.poses].shape[1:2] if choice.poses else ()
     poses = choice.poses if sized == (choice.classes,) else ""
     roles = Outputs(scores=scores, kind=kind, poses=given.poses or poses)

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from capsedge.datasets.array_files import by_name, read_arrays
+from capsedge.datasets.array_files import arrays_by_input, read_arrays
 from capsedge.errors import UsageError
-from capsedge.exporters.flat_module import sized
+from capsedge.exporters.flat_module import repeated_to_batch
 from capsedge.exporters.traced_routing import Traced, trace_routing
 from capsedge.models import CapsuleModel
 from capsedge.models.ops.registration import RoutingCalls
@@ -67,7 +67,7 @@ class Subject:
 
     def sized(self, batch: int) -> Subject:
         """The subject with the first image of its example, repeated to a batch."""
-        return replace(self, example=sized(self.example, batch))
+        return replace(self, example=repeated_to_batch(self.example, batch))
 
     @property
     def length_names(self) -> dict[int, str]:
@@ -209,11 +209,12 @@ def check_module(model: object) -> None:
 
 
 def check_tolerance(atol: float, rtol: float) -> None:
+    """Refuse tolerances of an export that are negative, and those that are both zero."""
     if not (atol >= 0 and rtol >= 0 and atol + rtol > 0):
         raise UsageError(f"Tolerances atol {atol:g}, rtol {rtol:g} are not positive.")
 
 
-def batch_of(model: nn.Module, batch: int | None) -> int | None:
+def fixed_batch_size(model: nn.Module, batch: int | None) -> int | None:
     """The batch size to fix; a network whose original code averages over the batch allows only one.
 
     Raises:
@@ -231,6 +232,7 @@ def batch_of(model: nn.Module, batch: int | None) -> int | None:
 
 
 def check_parameters(model: nn.Module) -> None:
+    """Refuse to export a module with parameters or buffers that are not FP32 or not on the CPU."""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.device.type != "cpu" or (
             tensor.dtype.is_floating_point and tensor.dtype != torch.float32
@@ -261,7 +263,7 @@ def comparison_inputs(
     if isinstance(inputs, (str, Path)):
         inputs = read_arrays(Path(inputs))
     if isinstance(inputs, Mapping):
-        inputs = by_name(inputs, names, label)
+        inputs = arrays_by_input(inputs, names, label)
     values = [inputs] if isinstance(inputs, (Tensor, np.ndarray)) else list(inputs)
     if len(values) != len(names):
         raise UsageError(

@@ -149,7 +149,7 @@ def trace_routing(module: nn.Module, model: CapsuleModel, images: Tensor) -> Tra
         _on_map(layer, images) if isinstance(modules.get(layer.name), MapCapsules) else layer
         for layer in layers_of(calls, recorded.calls, len(images), modules)
     ]
-    return checked(Traced(module, layers, calls), (images,))
+    return checked_trace(Traced(module, layers, calls), (images,))
 
 
 def _on_map(layer: TraceLayer, images: Tensor) -> TraceLayer:
@@ -159,7 +159,7 @@ def _on_map(layer: TraceLayer, images: Tensor) -> TraceLayer:
     return replace(layer, grid=(height // halved, width // halved))
 
 
-def checked(traced: Traced, example: Sequence[Tensor]) -> Traced:
+def checked_trace(traced: Traced, example: Sequence[Tensor]) -> Traced:
     """A trace that has run once, so that its sizes are known.
 
     Raises:

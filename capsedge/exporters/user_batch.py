@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from capsedge.errors import CapsedgeError, UnsupportedModelError
-from capsedge.exporters.flat_module import Flat, named_outputs, run_fp64, sized, to_fp64
+from capsedge.exporters.flat_module import Flat, named_outputs, repeated_to_batch, run_fp64, to_fp64
 from capsedge.exporters.subject import watched
 from capsedge.models.user.code import (
     Draws,
-    first_line,
+    first_message_line,
     is_user_code,
     line_of,
     lines_with,
@@ -57,18 +57,18 @@ def in_batches(
 ) -> tuple[Flat, tuple[str, ...]]:
     """The flattened module, and the names of its outputs; checked at the batch sizes that it must accept."""
     if batch is not None and batch > 1:
-        result = _run(module, sized(tensors, batch), batch)
+        result = _run(module, repeated_to_batch(tensors, batch), batch)
         _check_repeatable(module, tensors, batch)
         return Flat(module), tuple(result)
     failure: CapsedgeError | None = None
     several: dict[str, Tensor] | None = None
     try:
-        several = _run(module, sized(tensors, 2), 2)
+        several = _run(module, repeated_to_batch(tensors, 2), 2)
     except CapsedgeError as error:
         failure = error
     if several is None or batch == 1:
         try:
-            alone = _run(module, sized(tensors, 1), 1)
+            alone = _run(module, repeated_to_batch(tensors, 1), 1)
         except CapsedgeError as error:
             if failure is None or batch is not None:
                 raise
@@ -97,7 +97,7 @@ def _at_module_batch(
     sizes = dict.fromkeys((len(tensors[0]), *named.values(), *written))
     for batch in [k for k in sizes if 2 < k <= _LARGEST_FIXED][:_TRIED]:
         try:
-            result = _run(module, sized(tensors, batch), batch)
+            result = _run(module, repeated_to_batch(tensors, batch), batch)
         except CapsedgeError:
             continue
         if all(v.ndim and v.shape[0] == batch for v in result.values()):
@@ -132,7 +132,7 @@ def _run(module: nn.Module, inputs: tuple[Tensor, ...], batch: int) -> dict[str,
         lines = [line_of(error), *lines]
         raise UnsupportedModelError(
             f"The module fails on an example of {', '.join(str(list(t.shape)) for t in inputs)}.",
-            f"{type(error).__name__}: {first_line(error)}",
+            f"{type(error).__name__}: {first_message_line(error)}",
             _without_one(module, inputs) or fix or _ANY_BATCH,
             details=[line for line in lines if line],
         ) from error
@@ -154,7 +154,7 @@ def _without_one(module: nn.Module, inputs: Sequence[Tensor]) -> str:
 
 def _check_repeatable(module: nn.Module, tensors: tuple[Tensor, ...], batch: int) -> None:
     """Refuse a module whose results are random, before any other check."""
-    cases = sized(tensors, batch), _drawn(tensors, batch)
+    cases = repeated_to_batch(tensors, batch), _drawn(tensors, batch)
     check_repeatable(module, lambda inputs: _run(module, tuple(inputs), batch), cases)
 
 
@@ -164,7 +164,7 @@ def _drawn(tensors: Sequence[Tensor], batch: int, seed: int = 7) -> tuple[Tensor
     return tuple(
         torch.rand((batch, *t.shape[1:]), generator=generator).to(t.dtype)
         if t.dtype.is_floating_point
-        else sized([t], batch)[0]
+        else repeated_to_batch([t], batch)[0]
         for t in tensors
     )
 
@@ -230,7 +230,7 @@ def _check_alone(
     if squeezes:
         fix = "Give squeeze() the axis, squeeze(-1), so that the batch axis stays when there is one image."
     try:
-        alone = _run(module, sized(tensors, 1), 1)
+        alone = _run(module, repeated_to_batch(tensors, 1), 1)
     except UnsupportedModelError as error:
         if _BATCH_STATISTICS in error.why:
             raise UnsupportedModelError(
@@ -318,7 +318,7 @@ def _dependent(
 ) -> UnsupportedModelError:
     """The error for images that depend on each other."""
     with reductions_over_batch(batch) as lines, torch.no_grad():
-        flat(*sized(tensors, batch))
+        flat(*repeated_to_batch(tensors, batch))
     return UnsupportedModelError(
         "The result for an image depends on the other images of its batch, so the batch cannot be free.",
         f"{why}: the cause is routing that averages agreements over the batch, BatchNorm in "

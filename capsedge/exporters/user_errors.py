@@ -15,7 +15,7 @@ from capsedge.exporters.subject import Subject
 from capsedge.exporters.user_batch import NoFreeBatch
 from capsedge.graph.ir import Graph
 from capsedge.graph.passes import is_foreign
-from capsedge.models.user.code import first_line, line_of, node_lines
+from capsedge.models.user.code import first_message_line, line_of, node_lines
 
 FIXED = "Constraints violated"  # torch's words
 _APART = re.compile(r"generated guard .* != (\d+)")
@@ -52,7 +52,7 @@ def explain_module_errors(
         where = line_of(error)
         if not where and not is_foreign(error):
             raise
-        why = first_line(error)
+        why = first_message_line(error)
         if where:
             raise UnsupportedModelError(
                 "The module fails on an input of the comparison.",
@@ -95,7 +95,7 @@ def capture_error(error: Exception, lines: list[str] | None = None) -> Unsupport
     if any(sign in text for sign in _DECIDES):
         return UnsupportedModelError(
             "PyTorch cannot capture this module as a graph: its code branches on the values of its input.",
-            where or first_line(cause),
+            where or first_message_line(cause),
             "Compute both branches and choose with torch.where(condition, a, b), or leave the "
             "`if`, `.item()` or `.tolist()` out of what is exported.",
         )
@@ -105,7 +105,7 @@ def capture_error(error: Exception, lines: list[str] | None = None) -> Unsupport
             "During capture, it turns the batch size into a plain number"
             + ("; x.shape[0] in place of len(x) does not." if "len(" in lines[0] else ".")
             if lines
-            else first_line(cause),
+            else first_message_line(cause),
             "Let the tensors broadcast instead of repeating them for each image, or fix the batch with "
             "batch=1 (--batch 1).",
             batch=1,
@@ -122,7 +122,7 @@ def capture_error(error: Exception, lines: list[str] | None = None) -> Unsupport
     if "pack_padded_sequence" in where:
         return UnsupportedModelError(
             "PyTorch cannot capture this module as a graph: its code packs sequences.",
-            f"{type(cause).__name__}: {first_line(cause)}",
+            f"{type(cause).__name__}: {first_message_line(cause)}",
             "Give the recurrent layer the padded input, and mask what it returns. In a bidirectional "
             "layer, one direction then starts at the padding, so train the network that way.",
             details=[where],
@@ -130,12 +130,12 @@ def capture_error(error: Exception, lines: list[str] | None = None) -> Unsupport
     if ".numpy()" in text or "numpy" in where:
         return UnsupportedModelError(
             "PyTorch cannot capture this module as a graph: its code calls numpy.",
-            f"{type(cause).__name__}: {first_line(cause)}",
+            f"{type(cause).__name__}: {first_message_line(cause)}",
             "Use torch's functions (torch.clip, torch.linalg, ...) instead of numpy's.",
             details=[where] if where else [],
         )
     what = "PyTorch cannot capture this module as a graph"
-    why = f"{type(cause).__name__}: {first_line(cause)}"
+    why = f"{type(cause).__name__}: {first_message_line(cause)}"
     details = [where] if where else []
     if lines is None:
         return UnsupportedModelError(

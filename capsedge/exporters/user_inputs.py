@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from capsedge.errors import UsageError
-from capsedge.exporters.flat_module import unique_name
+from capsedge.exporters.flat_module import unique_output_name
 from capsedge.exporters.subject import Subject
 from capsedge.exporters.user_batch import in_batches
 from capsedge.models.user.example_inputs import in_order
@@ -58,7 +58,7 @@ def of_module(
             )
     outputs: list[str] = []
     for name in names:
-        outputs.append(unique_name(name, (*inputs, *outputs)))
+        outputs.append(unique_output_name(name, (*inputs, *outputs)))
     count = batch or min(max(2, len(tensors[0])), _LARGEST_EXAMPLE)
     shaped = tuple(t[torch.arange(count) % len(t)].clone() for t in tensors)
     return Subject(flat.eval(), inputs, tuple(outputs), shaped, None, (1, 2, 5), free_axes=free)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from capsedge.errors import CapsedgeError, UnsupportedModelError
 from capsedge.exporters.parity import session_of
-from capsedge.exporters.traced_routing import Traced, checked, layers_of
+from capsedge.exporters.traced_routing import Traced, checked_trace, layers_of
 from capsedge.graph import Rewrites
 from capsedge.graph.cleanup import remove_unused_tensors
 from capsedge.graph.functions import attach_functions
@@ -31,7 +31,7 @@ from capsedge.graph.ir import (
     reads,
     shapes_of,
 )
-from capsedge.graph.ir import replace as replace_fields
+from capsedge.graph.ir import replace_repeated as replace_fields
 from capsedge.graph.trace_outputs import without_uniform_passes
 from capsedge.models.ops.registration import RoutingCall
 from capsedge.runtime.session.routing_trace import TraceLayer
@@ -47,7 +47,7 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class ChildMap:
-    """The map on which children lie.
+    """The map of a user's network on which the children of a routing operator lie.
 
     Attributes:
         grid: its rows and columns.
@@ -324,7 +324,7 @@ def traced_graph(
     feeds = inputs.feeds(example)
     nodes = [inputs.nodes[names.index(layer.name)] for layer in found]
     layers = [_located(*each, graph, feeds) for each in zip(found, nodes, strict=True)]
-    return checked(TracedGraph(module, layers, names, inputs), example), graph
+    return checked_trace(TracedGraph(module, layers, names, inputs), example), graph
 
 
 def _without_operators(not_fused: FusionReport) -> UnsupportedModelError:

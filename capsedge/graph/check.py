@@ -17,7 +17,7 @@ from io import FileIO
 
 from capsedge import errors
 from capsedge.errors import ArtefactError, CapsedgeError, UnsupportedModelError
-from capsedge.graph.check_steps import ONE_IMAGE, Bounds, check, start_onnxruntime
+from capsedge.graph.check_steps import ONE_IMAGE, Bounds, run_check_steps, start_onnxruntime
 from capsedge.runtime.files.sandbox import (
     SandboxLimits,
     enter_sandbox,
@@ -82,7 +82,7 @@ def main() -> None:
         if importlib.util.find_spec("onnxruntime") is not None:
             start_onnxruntime()
         forbid_new_files()
-        better = check(FileIO(0, closefd=False).readall(), name, Bounds(**given))
+        better = run_check_steps(FileIO(0, closefd=False).readall(), name, Bounds(**given))
         document: dict[str, object] = {}
     except CapsedgeError as error:
         said = [error.what, error.why, error.fix, error.command]

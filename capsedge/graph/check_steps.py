@@ -54,7 +54,7 @@ _AGAIN = "Export it again; `capsedge inspect` shows what is in it."
 _TOO_NEW = ("Unsupported model IR version", "is under development", "NOT_IMPLEMENTED")
 
 
-def check(data: bytes, name: str, bounds: Bounds) -> bytes:
+def run_check_steps(data: bytes, name: str, bounds: Bounds) -> bytes:
     """Check a file; returns it with its nodes sorted, or nothing if they are in order already.
 
     Raises:
@@ -129,7 +129,7 @@ def _sort_nodes(nodes: Iterable[onnx.NodeProto], given: set[str], name: str) -> 
             own = {v.name for v in graph.input} | {t.name for t in graph.initializer}
             moved |= _sort_nodes(graph.node, known | own, name)
     if moved:
-        ir.replace(field, [_copied(nodes[k]) for k in order])
+        ir.replace_repeated(field, [_copied(nodes[k]) for k in order])
     return moved
 
 

@@ -17,7 +17,7 @@ from onnxscript import optimizer, rewriter
 from onnxscript.rewriter.rules import common as rules
 
 from capsedge.errors import UnsupportedModelError
-from capsedge.graph.ir import Graph, constants_of, copy_of, replace
+from capsedge.graph.ir import Graph, constants_of, copy_of, replace_repeated
 from capsedge.spec.operators import DOMAIN
 
 # --- Constant folding ---
@@ -89,7 +89,7 @@ def remove_dead_nodes(model: onnx.ModelProto, keep_domain: str | None = None) ->
     graph = Graph.of(model.graph)
     kept_anyway = [o for n in graph.nodes if n.domain == keep_domain for o in n.output]
     live = graph.before([*graph.outputs, *kept_anyway])
-    replace(model.graph.node, [graph.nodes[k] for k in live])
+    replace_repeated(model.graph.node, [graph.nodes[k] for k in live])
     remove_unused_tensors(model)
     return len(graph.nodes) - len(live)
 
@@ -98,9 +98,11 @@ def remove_unused_tensors(model: onnx.ModelProto) -> None:
     """Remove the initializers and value descriptions that no node uses."""
     graph = Graph.of(model.graph)
     used = graph.needed
-    replace(model.graph.initializer, [t for t in model.graph.initializer if t.name in used])
+    replace_repeated(
+        model.graph.initializer, [t for t in model.graph.initializer if t.name in used]
+    )
     described = [v for v in model.graph.value_info if v.name in used and v.name in graph.produced]
-    replace(model.graph.value_info, described)
+    replace_repeated(model.graph.value_info, described)
 
 
 def fold_fills(model: onnx.ModelProto) -> None:
@@ -118,7 +120,7 @@ def fold_fills(model: onnx.ModelProto) -> None:
                 model.graph.initializer.append(numpy_helper.from_array(value, node.output[0]))
                 continue
         kept.append(node)
-    replace(model.graph.node, kept)
+    replace_repeated(model.graph.node, kept)
     remove_unused_tensors(model)
 
 
@@ -163,7 +165,7 @@ def to_normal_form(model: onnx.ModelProto) -> onnx.ModelProto:
     made = onnx.inliner.inline_selected_functions(model, functions) if functions else copy_of(model)
     graph = made.graph
     stored = {t.name for t in graph.initializer}
-    replace(graph.input, [i for i in graph.input if i.name not in stored])
+    replace_repeated(graph.input, [i for i in graph.input if i.name not in stored])
     nodes = []
     for node in graph.node:
         value = next((a.t for a in node.attribute if a.name == "value"), None)
@@ -179,6 +181,6 @@ def to_normal_form(model: onnx.ModelProto) -> onnx.ModelProto:
     for node in nodes:  # ONNX Runtime's own rewrites fail on empty output names at the end
         while node.output and not node.output[-1]:
             del node.output[-1]
-    replace(graph.node, [onnx.NodeProto.FromString(n.SerializeToString()) for n in nodes])
+    replace_repeated(graph.node, [onnx.NodeProto.FromString(n.SerializeToString()) for n in nodes])
     made.ir_version = max(made.ir_version, IR_VERSION)
     return made

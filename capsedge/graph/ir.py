@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from capsedge.graph.bodies import Shape
-from capsedge.spec.operators import DOMAIN, OPERATORS, operator_of
+from capsedge.spec.operators import DOMAIN, operator_of
 
 Reads = Callable[[onnx.NodeProto], Iterable[str]]
 
@@ -224,7 +224,7 @@ def copy_of(model: onnx.ModelProto) -> onnx.ModelProto:
     return copy
 
 
-def replace(field: Any, items: Iterable[object]) -> None:
+def replace_repeated(field: Any, items: Iterable[object]) -> None:
     """Replace the items of a repeated field of a message."""
     items = list(items)
     del field[:]
@@ -269,7 +269,7 @@ def operator_counts(model: onnx.ModelProto) -> dict[str, int]:
 
 def detach_functions(model: onnx.ModelProto) -> None:
     """Remove the bodies of capsule operators, and restore the operators' own names in the nodes."""
-    replace(model.functions, [f for f in model.functions if f.domain != DOMAIN])
+    replace_repeated(model.functions, [f for f in model.functions if f.domain != DOMAIN])
     for node in operator_nodes(model):
         node.op_type, node.overload = operator_of(node.op_type), ""
 
@@ -279,28 +279,14 @@ def set_opset(model: onnx.ModelProto, domain: str, version: int | None) -> None:
     versions = {e.domain: e.version for e in model.opset_import if e.domain != domain}
     if version is not None:
         versions[domain] = version
-    replace(model.opset_import, [helper.make_opsetid(d, versions[d]) for d in sorted(versions)])
+    replace_repeated(
+        model.opset_import, [helper.make_opsetid(d, versions[d]) for d in sorted(versions)]
+    )
 
 
 def opset_of(model: onnx.ModelProto) -> int:
     """Opset of the standard operators."""
     return next(int(e.version) for e in model.opset_import if e.domain in ("", "ai.onnx"))
-
-
-def check_operators(model: onnx.ModelProto) -> list[str]:
-    """The errors in a model's capsule operators: unknown types, missing attributes."""
-    problems = []
-    for node in operator_nodes(model):
-        spec = OPERATORS.get(operator_of(node.op_type))
-        if spec is None:
-            problems.append(f"unknown operator {node.op_type}")
-        elif set(attributes_of(node)) != set(spec.attribute_names):
-            problems.append(
-                f"{node.op_type} '{node.name}': attributes {sorted(attributes_of(node))}"
-            )
-        elif not spec.takes(len(node.input)) or not all(node.input):
-            problems.append(f"{node.op_type} '{node.name}': {len(node.input)} inputs")
-    return problems
 
 
 # --- Shapes and types of tensors ---
@@ -354,4 +340,4 @@ def input_shapes(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> list[Shap
 
 def keep_signature(model: onnx.ModelProto, original: onnx.ModelProto) -> None:
     """Give the outputs the shapes of the original: inlining renames their free dimensions."""
-    replace(model.graph.output, list(original.graph.output))
+    replace_repeated(model.graph.output, list(original.graph.output))

@@ -15,7 +15,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from capsedge.graph.ir import Graph, copy_of, has_inner_graphs, initializer, replace
+from capsedge.graph.ir import Graph, copy_of, has_inner_graphs, initializer, replace_repeated
 from capsedge.spec.operators import DOMAIN, OPERATORS, operator_of
 
 Integers = NDArray[np.int64]
@@ -94,8 +94,8 @@ def merge(
             continue
         made.add(tensor.name, times, plus)
     stored_arrays, array_nodes = ([], []) if arrays is None else (arrays.stored, arrays.nodes)
-    replace(model.graph.initializer, [*kept, *made.stored, *stored_arrays])
-    replace(model.graph.node, [*made.nodes, *array_nodes, *model.graph.node])
+    replace_repeated(model.graph.initializer, [*kept, *made.stored, *stored_arrays])
+    replace_repeated(model.graph.node, [*made.nodes, *array_nodes, *model.graph.node])
     _merge_shapes(model, other, free)
     return model
 
@@ -136,7 +136,7 @@ def _merge_shapes(model: onnx.ModelProto, other: onnx.ModelProto, free: FreeAxis
         if len(dims) == len(shape) and found is not None:
             _name(value, found, free)
             kept.append(value)
-    replace(model.graph.value_info, kept)
+    replace_repeated(model.graph.value_info, kept)
     for mine, its in zip(_values(model), _values(other), strict=True):
         if not all(map(free.fits, *(v.type.tensor_type.shape.dim for v in (mine, its)))):
             raise GraphsDiffer(f"a dimension of {mine.name} is a multiple of {free.name}")
@@ -200,7 +200,7 @@ def _constants_stored(model: onnx.ModelProto) -> onnx.ModelProto:
             model.graph.initializer.append(numpy_helper.from_array(array, node.output[0]))
         else:
             left.append(node)
-    replace(model.graph.node, left)
+    replace_repeated(model.graph.node, left)
     return model
 
 

@@ -9,6 +9,7 @@ import onnx
 
 from capsedge.errors import CapsedgeError, ParityError, UnsupportedModelError
 from capsedge.graph import Rewrites
+from capsedge.graph.check_operators import check_operators
 from capsedge.graph.cleanup import (
     fold_fills,
     remove_dead_nodes,
@@ -18,12 +19,11 @@ from capsedge.graph.cleanup import (
 )
 from capsedge.graph.functions import attach_functions, expand, inline, inline_functions
 from capsedge.graph.fusion import FusionReport
-from capsedge.graph.fusion.execution import first_line
+from capsedge.graph.fusion.execution import one_line_message
 from capsedge.graph.fusion.optimize_graph import optimize_model
 from capsedge.graph.ir import (
     Graph,
     UnknownShapeError,
-    check_operators,
     copy_of,
     detach_functions,
     inferred,
@@ -56,7 +56,7 @@ _STAGES = {"fusing": "looking for routing", "proving": "proving what replaces it
 
 
 @dataclasses.dataclass(frozen=True)
-class Lowered:
+class LoweredGraph:
     """A graph in its final form.
 
     Attributes:
@@ -87,7 +87,7 @@ def lower(
     fuse: bool = True,
     write_trace: WriteTrace | None = None,
     progress: Progress = silent,
-) -> Lowered:
+) -> LoweredGraph:
     """Turn a captured graph into a file's graph: refuse random nodes, simplify, rewrite and check it.
 
     Args:
@@ -132,7 +132,7 @@ def lower(
     model, runnable = _in_form(model, ops, rewrites)
     _check(model)
     write_shapes(model, runnable)
-    return Lowered(model, runnable, effects, fusion, notes, operator_counts(model))
+    return LoweredGraph(model, runnable, effects, fusion, notes, operator_counts(model))
 
 
 def _version() -> str:
@@ -201,7 +201,7 @@ def fuse_routing(
     except Exception as error:
         if not is_foreign(error):
             raise
-        return model, FusionReport(), (f"routing was not looked for: {first_line(error)}",)
+        return model, FusionReport(), (f"routing was not looked for: {one_line_message(error)}",)
     better = onnx.load_model_from_string(improved.model)
     detach_functions(better)
     return better, improved.fusion, improved.notes

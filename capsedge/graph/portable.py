@@ -19,7 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from capsedge.graph.bodies import Shape
 from capsedge.graph.cleanup import remove_dead_nodes
-from capsedge.graph.ir import Graph, constants_of, inferred, replace, rewire, shapes_of
+from capsedge.graph.ir import Graph, constants_of, inferred, replace_repeated, rewire, shapes_of
 from capsedge.spec.operators import DOMAIN
 
 # --- Views: nodes that change a tensor's shape without reordering elements ---
@@ -159,7 +159,7 @@ _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)
 
 def use_portable_forms(model: onnx.ModelProto) -> None:
     """Rewrite the graph's nodes in these forms, in place; dead nodes of the domain ``capsedge`` are kept."""
-    replace(model.graph.node, _Writer(model).nodes())
+    replace_repeated(model.graph.node, _Writer(model).nodes())
     remove_dead_nodes(model, DOMAIN)
     origin = merge_views(model)
     if _square_origins(model, origin):
@@ -206,8 +206,8 @@ def _square_origins(model: onnx.ModelProto, origin: dict[str, str]) -> bool:
         node.input[0] = node.input[1] = origin[view]
         changed.add(y)
         pending[following[0].output[0]] = tuple(-1 if d is None else d for d in wanted)
-    replace(graph.node, nodes)
-    replace(graph.value_info, [v for v in graph.value_info if v.name not in changed])
+    replace_repeated(graph.node, nodes)
+    replace_repeated(graph.value_info, [v for v in graph.value_info if v.name not in changed])
     return bool(changed)
 
 

@@ -27,7 +27,7 @@ from capsedge.graph.ir import (
     constants_of,
     initializer,
     operator_nodes,
-    replace,
+    replace_repeated,
     set_opset,
     shapes_of,
     values_of,
@@ -61,8 +61,8 @@ def make_uniform(node: onnx.NodeProto) -> None:
     first = OPERATORS[spec.first_pass]
     inputs = zip(spec.input_names, node.input, strict=True)
     node.op_type = first.name
-    replace(node.input, [given for name, given in inputs if name in first.input_names])
-    replace(node.attribute, [a for a in node.attribute if a.name in first.attribute_names])
+    replace_repeated(node.input, [given for name, given in inputs if name in first.input_names])
+    replace_repeated(node.attribute, [a for a in node.attribute if a.name in first.attribute_names])
 
 
 def without_parents(
@@ -125,7 +125,7 @@ def replace_layer_norms(model: onnx.ModelProto) -> int:
             continue
         epsilon = attributes.get("epsilon", 1e-5)
         node.op_type, node.domain = "PoseNormalization", DOMAIN
-        replace(node.attribute, [helper.make_attribute("epsilon", epsilon)])
+        replace_repeated(node.attribute, [helper.make_attribute("epsilon", epsilon)])
         replaced += 1
     if replaced:
         set_opset(model, DOMAIN, VERSION)
@@ -262,7 +262,7 @@ class _Writer:
             else:
                 self.made.append(node)
             self._log_of_moved(node)
-        replace(self.graph.node, self.made)
+        replace_repeated(self.graph.node, self.made)
         self.graph.initializer.extend(self.stored.values())
 
     def _sigmoid(self, node: onnx.NodeProto) -> None:
@@ -360,7 +360,7 @@ def write_fast_convolutions(model: onnx.ModelProto) -> int:
         if kept is None or followed & {*_FOLDED} or not _large(shapes.get(node.output[0])):
             continue
         node.op_type, node.domain = FAST_CONV, DOMAIN
-        replace(node.attribute, [helper.make_attribute(k, v) for k, v in kept.items()])
+        replace_repeated(node.attribute, [helper.make_attribute(k, v) for k, v in kept.items()])
         replaced += 1
     if replaced:
         set_opset(model, DOMAIN, VERSION)
@@ -378,7 +378,9 @@ def write_standard_convolutions(model: onnx.ModelProto) -> None:
             if (function.domain, function.name) == (DOMAIN, node.op_type):
                 model.functions.remove(function)
         node.op_type, node.domain, node.overload = "Conv", "", ""
-        replace(node.attribute, [helper.make_attribute(k, v) for k, v in attributes.items()])
+        replace_repeated(
+            node.attribute, [helper.make_attribute(k, v) for k, v in attributes.items()]
+        )
     if not operator_nodes(model):
         set_opset(model, DOMAIN, None)
 

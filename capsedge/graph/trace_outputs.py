@@ -18,7 +18,7 @@ from capsedge.graph.ir import (
     initializer,
     input_shapes,
     operator_nodes,
-    replace,
+    replace_repeated,
     shapes_of,
 )
 from capsedge.runtime.session.routing_trace import TraceLayer
@@ -39,7 +39,7 @@ def without_uniform_passes(model: onnx.ModelProto) -> onnx.ModelProto:
             nodes += _attention_without_parents(found, node, shapes[node.output[0]][1:])
         else:
             nodes.append(node)
-    replace(found.graph.node, nodes)
+    replace_repeated(found.graph.node, nodes)
     return found
 
 

@@ -11,7 +11,7 @@ import onnx
 
 from capsedge.errors import UnsupportedModelError
 from capsedge.graph.cleanup import fold
-from capsedge.graph.ir import Graph, copy_of, replace
+from capsedge.graph.ir import Graph, copy_of, replace_repeated
 from capsedge.runtime.files.sandbox import (
     SandboxLimits,
     enter_sandbox,
@@ -48,7 +48,7 @@ def write_shapes(model: onnx.ModelProto, complete: onnx.ModelProto | None = None
         sizes = [_size(each, name) for each in zip(*(shape for _, shape in shapes), strict=True)]
         if None not in sizes:
             declared[value] = onnx.helper.make_tensor_value_info(value, shapes[0][0], sizes)
-    replace(model.graph.value_info, declared.values())
+    replace_repeated(model.graph.value_info, declared.values())
 
 
 def with_shapes(data: bytes, name: str) -> bytes:

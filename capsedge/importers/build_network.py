@@ -18,7 +18,7 @@ from capsedge.importers.family import (
     MissingChoice,
     Sizes,
     Weights,
-    combine_errors,
+    combine_missing_choices,
 )
 from capsedge.importers.identify import Identified, fitting, others
 from capsedge.importers.measure import clearly_best
@@ -78,7 +78,7 @@ def _configured(
     try:
         return family.configure(family, sizes, choices, notes)
     except MissingChoice:
-        raise combine_errors(questions(family, sizes, choices)) from None
+        raise combine_missing_choices(questions(family, sizes, choices)) from None
 
 
 def questions(family: Family, sizes: Sizes, choices: ImportChoices) -> list[MissingChoice]:

@@ -1,4 +1,4 @@
-"""Define a family of public networks, as ``capsedge import`` sees it.
+"""Define a family of public networks: patterns, weights, variants, image sizes, open choices.
 
 A family is a `Family` in a module of ``capsedge/importers/families``, and a line in its ``__init__.py``.
 Its tensors are patterns of keys and shapes (`capsedge.importers.key_patterns`).
@@ -51,7 +51,7 @@ class MissingChoice(UsageError):
         self.option, self.argument, self.assumed = option, argument, assumed
 
 
-def combine_errors(questions: Sequence[MissingChoice]) -> UsageError:
+def combine_missing_choices(questions: Sequence[MissingChoice]) -> UsageError:
     """One error for all questions; there must be at least one."""
     if len(questions) == 1:
         return questions[0]
@@ -71,7 +71,7 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Weights:
-    """The content of a file of weights.
+    """The content of a file of weights, in the form that families are fitted to.
 
     Attributes:
         tensors: FP32 tensors, by name.
@@ -319,7 +319,7 @@ def variant_of(family: Family, choices: ImportChoices, notes: list[str]) -> Mapp
     return known[wanted].fields
 
 
-def unknown_size(why: str, assumed: int | None = 64) -> MissingChoice:
+def image_size_question(why: str, assumed: int | None = 64) -> MissingChoice:
     """The question about the size of the images.
 
     Args:
@@ -345,7 +345,7 @@ def size_of(
         return choices.size
     own = [d for d in family.data_sets if (d.channels, len(d.classes)) == (channels, classes)]
     if len(own) != 1:
-        raise unknown_size(
+        raise image_size_question(
             "The file does not record it: the same weights fit images of many sizes."
         )
     side = own[0].side

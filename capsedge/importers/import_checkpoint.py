@@ -17,17 +17,17 @@ from capsedge.importers.build_network import (
     questions,
     read_data,
 )
-from capsedge.importers.family import ImportChoices, MissingChoice, Weights, combine_errors
+from capsedge.importers.family import ImportChoices, MissingChoice, Weights, combine_missing_choices
 from capsedge.importers.identify import Identified, fitting, identify, readable
 from capsedge.importers.import_options import ImportOptions
 from capsedge.importers.key_map import apply, read_key_map
 from capsedge.importers.measure import Measured, measure
-from capsedge.importers.reference_check import TOLERANCE, ReferenceCheck, compare
+from capsedge.importers.reference_check import TOLERANCE, ReferenceCheck, compare_with_author_code
 from capsedge.importers.weights_file import read_together
 from capsedge.models import CapsuleModel
 from capsedge.models.checkpoint import save_checkpoint
 from capsedge.models.configs import ModelConfig
-from capsedge.options import takes
+from capsedge.options import takes_options
 from capsedge.runtime.files.documents import dump
 from capsedge.runtime.files.writing import (
     OUTPUT,
@@ -39,7 +39,7 @@ from capsedge.runtime.files.writing import (
 from capsedge.runtime.metadata.metadata import Preprocessing
 from capsedge.runtime.metadata.origin import NOT_COMPARED, ORIGIN_KEY, Origin
 from capsedge.runtime.progress import Progress, silent
-from capsedge.runtime.result_summary import Report, short
+from capsedge.runtime.result_summary import Report, shortened_name
 from capsedge.runtime.user_metadata import Description, DescriptionLike
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class ImportReport(Report):
         name = "not written" if self.output is None else self.output.name
         compared = "compared with" if self.comparison is not None else "not compared with"
         return [
-            f"{short(name)}: {short(self.origin.family)}, {self.parameters:,} parameters",
+            f"{shortened_name(name)}: {shortened_name(self.origin.family)}, {self.parameters:,} parameters",
             f"{compared} the author's code",
         ]
 
@@ -117,7 +117,7 @@ class ImportReport(Report):
         }
 
 
-@takes(ImportOptions)
+@takes_options(ImportOptions)
 def import_checkpoint(
     file: Path | str | Sequence[Path | str],
     path: Path | str | None = None,
@@ -228,7 +228,7 @@ def _identified(weights: Weights, family: str | None, choices: ImportChoices) ->
             for r in fitting(weights, family)
         ]
         common = [q for o, q in asked[0].items() if all(o in other for other in asked)]
-        raise combine_errors([which, *common]) from None
+        raise combine_missing_choices([which, *common]) from None
 
 
 def _fields(preprocessing: Preprocessing | Mapping[str, Any] | None) -> dict[str, Any]:
@@ -266,7 +266,7 @@ def _compared(
     progress: Progress,
 ) -> ReferenceCheck:
     weights = files[0] if len(files) == 1 else None
-    comparison = compare(model, reference_code, weights, images, progress)
+    comparison = compare_with_author_code(model, reference_code, weights, images, progress)
     if not comparison.passed:
         raise ParityError(
             "The author's code computes different results; nothing was written.",

@@ -44,7 +44,7 @@ class BadHdf5(ValueError):
 
 
 @dataclass(frozen=True)
-class Hdf5:
+class Hdf5Content:
     """The content of a file.
 
     Attributes:
@@ -62,8 +62,8 @@ class _WorkerOutput:
     texts: dict[str, dict[str, str | list[str]]]
 
 
-def read_hdf5(file: IO[bytes]) -> Hdf5:
-    """Read an open, real file."""
+def read_hdf5(file: IO[bytes]) -> Hdf5Content:
+    """Read the HDF5 content of a Keras file, which must be open and a real file."""
     if find_spec("h5py") is None:
         raise EnvironmentProblem(
             "Keras files need h5py.", "It is not installed.", "pip install 'capsedge[import]'"
@@ -73,7 +73,7 @@ def read_hdf5(file: IO[bytes]) -> Hdf5:
         return content_of(ended)
 
 
-def content_of(ended: SandboxResult) -> Hdf5:
+def content_of(ended: SandboxResult) -> Hdf5Content:
     """The content that the process answered with."""
     if ended.exit_code is None:
         raise BadHdf5(f"reading it takes over {limits.KERAS_SECONDS} s")
@@ -95,7 +95,7 @@ def content_of(ended: SandboxResult) -> Hdf5:
         path: {k: v if isinstance(v, str) else tuple(v) for k, v in attributes.items()}
         for path, attributes in answer.texts.items()
     }
-    return Hdf5(arrays, texts)
+    return Hdf5Content(arrays, texts)
 
 
 def _array(ended: SandboxResult, kind: str, shape: list[int]) -> NDArray[Any]:
@@ -132,7 +132,7 @@ def read_h5(file: BufferedReader) -> Weights:
     """A ``.h5`` file. Raises BadHdf5 if it is refused, or is not a Keras file."""
     content = read_hdf5(file)
     config = _json(content.texts.get("", {}).get("model_config"))
-    return weights_of(content, config, "Keras HDF5")
+    return keras_file_weights(content, config, "Keras HDF5")
 
 
 def read_keras(file: BufferedReader) -> Weights:
@@ -147,7 +147,7 @@ def read_keras(file: BufferedReader) -> Weights:
                 raise BadArchive(f"its weights have over {limits.KERAS_BYTES >> 20} MiB")
             unpacked.write(part)
         unpacked.flush()
-        return weights_of(read_hdf5(unpacked), config, "Keras archive")
+        return keras_file_weights(read_hdf5(unpacked), config, "Keras archive")
 
 
 def _member(archive: Archive, name: str, most: int) -> bytes:
@@ -167,7 +167,7 @@ def _json(text: object) -> dict[str, Any] | None:
         raise BadHdf5(f"its configuration cannot be read: {error}") from error
 
 
-def weights_of(content: Hdf5, config: dict[str, Any] | None, kind: str) -> Weights:
+def keras_file_weights(content: Hdf5Content, config: dict[str, Any] | None, kind: str) -> Weights:
     """The weights by name. Raises BadHdf5 if there are none, or a name occurs twice."""
     tensors: dict[str, Floats] = {}
     for name, array in _named(content):
@@ -181,7 +181,7 @@ def weights_of(content: Hdf5, config: dict[str, Any] | None, kind: str) -> Weigh
     return Weights(tensors, words, config, tuple(lambdas(config)) if config else ())
 
 
-def _named(content: Hdf5) -> Iterator[tuple[str, NDArray[Any]]]:
+def _named(content: Hdf5Content) -> Iterator[tuple[str, NDArray[Any]]]:
     """Weights by name; from the names that Keras 1 and 2 list, else from the paths of Keras 3."""
     base = "model_weights/" if "layer_names" in content.texts.get("model_weights", {}) else ""
     layers = content.texts.get(base.rstrip("/"), {}).get("layer_names")
@@ -204,7 +204,7 @@ def _named(content: Hdf5) -> Iterator[tuple[str, NDArray[Any]]]:
             yield _name_of_keras_3(content, parts), array
 
 
-def _name_of_keras_3(content: Hdf5, parts: list[str]) -> str:
+def _name_of_keras_3(content: Hdf5Content, parts: list[str]) -> str:
     """The name of a weight at a path such as ``layers/conv2d_1/vars/0``."""
     places = ["/".join(parts[: k + 1]) for k in range(len(parts) - 2)]
     layers = [

@@ -20,7 +20,7 @@ from capsedge.errors import UsageError
 from capsedge.exporters.user_batch import check_repeatable
 from capsedge.models import CapsuleModel
 from capsedge.models.stems import SAMPLE
-from capsedge.models.user.code import first_line, on_cpu
+from capsedge.models.user.code import first_message_line, on_cpu
 from capsedge.models.user.module import UserModuleSpec, load_user_module
 from capsedge.runtime.metadata.metadata import Preprocessing
 from capsedge.runtime.progress import Progress, silent
@@ -36,7 +36,7 @@ BATCH = 32
 
 @dataclass(frozen=True)
 class InputBlock:
-    """Inputs that are in memory at the same time.
+    """Inputs of a reference check that are in memory at the same time.
 
     Attributes:
         names: names of the inputs, for display.
@@ -49,7 +49,7 @@ class InputBlock:
 
 @dataclass(frozen=True)
 class ReferenceInputs:
-    """Noise, strokes, hard cases, and the user's images, generated in blocks to limit memory.
+    """Inputs of a reference check, in blocks: noise, strokes, hard cases, and the user's images.
 
     Attributes:
         preprocessing: preprocessing of the network.
@@ -196,7 +196,7 @@ class _BothOutputs:
         return float(np.abs(self.theirs[self.known]).max(initial=0.0)) or 1.0
 
 
-def compare(
+def compare_with_author_code(
     model: CapsuleModel,
     code: str,
     weights: Path | None,
@@ -364,18 +364,18 @@ def _both(
             except Exception as error:  # the user's code, of any kind
                 raise UsageError(
                     "The author's code fails on images.",
-                    f"{type(error).__name__}: {first_line(error)}",
+                    f"{type(error).__name__}: {first_message_line(error)}",
                     "Pass --reference-code a function whose module takes only images.",
                 ) from error
             shapes = {"poses": tuple(result.poses.shape), "scores": tuple(result.scores.shape)}
-            kind, value = matching(answer, shapes)
+            kind, value = matching_output(answer, shapes)
             a.append((result.poses if kind == "poses" else result.scores).numpy())
             b.append(value.numpy())
     number = len(block.names)
     return kind, np.concatenate(a)[:number], np.concatenate(b)[:number]
 
 
-def matching(outputs: Any, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, Tensor]:
+def matching_output(outputs: Any, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, Tensor]:
     """The poses ``[N, J, P]`` among the outputs, or else the scores or values ``[N, J]``."""
     tensors = list(_tensors(outputs))
     for name, wanted in shapes.items():

@@ -26,13 +26,18 @@ from capsedge.models.user.weights import (
     in_parts,
     no_weights,
 )
-from capsedge.models.weight_names import common_prefixes, unnamed_in, unnamed_only, without_wrappers
+from capsedge.models.weight_names import (
+    common_prefixes,
+    unnamed_in,
+    unnamed_only_error,
+    without_wrappers,
+)
 from capsedge.runtime.files.archives import Archive, BadArchive
 from capsedge.runtime.files.documents import MalformedJson
 from capsedge.runtime.files.formats import identify_path
 from capsedge.runtime.files.reading import file_size, open_regular_file
 from capsedge.runtime.files.safetensors import TYPES, read_header
-from capsedge.runtime.onnx_file.stored_values import DIVERGED, listed, not_finite
+from capsedge.runtime.onnx_file.stored_values import DIVERGED, first_few_lines, not_finite
 from capsedge.spec import limits
 
 # --- Formats, and limits on what they hold ---
@@ -85,7 +90,7 @@ def read_weights(path: Path | str) -> Weights:
             f"The weights of {path} are not finite.",
             f"NaN or infinite: {len(wrong)} of {len(weights.tensors)} tensors.",
             DIVERGED,
-            details=listed(wrong),
+            details=first_few_lines(wrong),
         )
     return replace(weights, readings=tuple(islice(_readings(weights), _READINGS)))
 
@@ -191,7 +196,7 @@ def read(path: Path, file: BufferedReader) -> Weights:
     candidates = candidates_in(value)
     if not candidates:
         listed = next(unnamed_in(value), None)
-        raise no_weights(path) if listed is None else unnamed_only(path, listed)
+        raise no_weights(path) if listed is None else unnamed_only_error(path, listed)
     ranked = sorted(candidates, key=_rank)
     best, *others = (*ranked, *in_parts(candidates))
     notes = [
@@ -241,5 +246,5 @@ _COUNTERS = re.compile(r"(^|\.)(num_batches_tracked|total_ops|total_params)$")
 
 
 def without_counters(tensors: Mapping[str, T]) -> dict[str, T]:
-    """The entries whose names are not those of counters."""
+    """The tensors of a weights file without counters such as ``num_batches_tracked``."""
     return {name: tensor for name, tensor in tensors.items() if not _COUNTERS.search(name)}

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from capsedge.models.base import CapsuleModel, CapsuleOutput
 from capsedge.models.configs import AttentionCapsulesConfig
-from capsedge.models.layers import AttentionLayer, PrimaryCapsules, output_size, positions
+from capsedge.models.layers import AttentionLayer, PrimaryCapsules, output_size, window_positions
 
 
 class AttentionCapsules(CapsuleModel):
@@ -42,7 +42,7 @@ class AttentionCapsules(CapsuleModel):
                     patches=patches,
                 )
             )
-            grid = positions(grid, kernel, stride)
+            grid = window_positions(grid, kernel, stride)
             types = parents
 
         for layer in c.capsule_layers:

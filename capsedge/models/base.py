@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -33,12 +31,6 @@ class CapsuleOutput(NamedTuple):
     scores: Tensor
     poses: Tensor
     couplings: Tensor
-
-
-def make_decoder(sizes: Sequence[int], picture: tuple[int, int, int]) -> nn.Sequential:
-    """Fully connected layers that draw a picture ``[C H W]`` of all class capsules."""
-    hidden = [m for a, b in pairwise(sizes) for m in (nn.Linear(a, b), nn.ReLU())]
-    return nn.Sequential(*hidden, nn.Linear(sizes[-1], math.prod(picture)), nn.Sigmoid())
 
 
 class CapsuleModel(nn.Module, ABC):
@@ -122,7 +114,7 @@ class CapsuleModel(nn.Module, ABC):
 # --- The work that a model would need, checked before it is built ---
 
 
-def check_work(model: CapsuleModel) -> None:
+def check_model_cost(model: CapsuleModel) -> None:
     """Run a model on one image without values, and refuse it if it exceeds a limit.
 
     Args:

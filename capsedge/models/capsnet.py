@@ -6,9 +6,15 @@ import torch
 from torch import Tensor, nn
 
 from capsedge.models import ops
-from capsedge.models.base import CapsuleModel, CapsuleOutput, make_decoder
+from capsedge.models.base import CapsuleModel, CapsuleOutput
 from capsedge.models.configs import CapsNetConfig
-from capsedge.models.layers import ChosenPositions, DynamicCapsules, PrimaryCapsules, output_size
+from capsedge.models.layers import (
+    ChosenPositions,
+    DynamicCapsules,
+    PrimaryCapsules,
+    make_decoder,
+    output_size,
+)
 
 
 class CapsNet(CapsuleModel):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from capsedge.models import ops
 from capsedge.models.base import CapsuleModel, CapsuleOutput
 from capsedge.models.configs import CapsuleStackConfig, RoutedLayerConfig, StemLayer
-from capsedge.models.layers import Padded
+from capsedge.models.layers import PaddedConv2d
 
 _ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "sigmoid": nn.Sigmoid}
 _SMALL = 1e-16  # the squash's epsilon is already an element of the pose
@@ -20,7 +20,7 @@ def _layer(layer: StemLayer, channels: int) -> nn.Module:
     made: nn.Module
     if layer.kind == "conv":
         padding = "same" if layer.same else 0
-        made = Padded(
+        made = PaddedConv2d(
             channels, layer.channels, layer.kernel, layer.stride, padding, bias=layer.bias
         )
     elif layer.kind == "norm":
@@ -36,7 +36,7 @@ def _layer(layer: StemLayer, channels: int) -> nn.Module:
     return nn.Sequential(made, _ACTIVATIONS[layer.activation]())
 
 
-class Routed(nn.Module):
+class RoutedStackLayer(nn.Module):
     """One layer of routed capsules.
 
     An extra element ``√epsilon`` in each sum, which no vote has, turns the operator's squash into the one
@@ -82,7 +82,7 @@ class CapsuleStack(CapsuleModel):
         children, dim = grid[0] * grid[1] * channels // config.primary_dim, config.primary_dim
         routed = []
         for each in config.routed:
-            routed.append(Routed(each, children, dim, config))
+            routed.append(RoutedStackLayer(each, children, dim, config))
             children, dim = each.capsules, each.dim
         self.routed = nn.ModuleList(routed)
 

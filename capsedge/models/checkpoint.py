@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from capsedge.errors import ArtefactError, CapsedgeError, UsageError
 from capsedge.models import CapsuleModel, build
-from capsedge.models.base import check_work
+from capsedge.models.base import check_model_cost
 from capsedge.models.configs import ModelConfig, config_from_dict
-from capsedge.models.torch_file import BadPickle, read_torch, unreadable
+from capsedge.models.torch_file import BadPickle, read_torch, unreadable_torch_file
 from capsedge.models.training.recipe import MODEL
 from capsedge.runtime.files import formats
 from capsedge.runtime.files.archives import BadArchive
@@ -28,7 +28,12 @@ from capsedge.runtime.files.writing import WEIGHTS, as_path, write_bytes
 from capsedge.runtime.inspection import CONFIG_KEY
 from capsedge.runtime.metadata.origin import origin_of, training_split_of
 from capsedge.runtime.metadata.typical_input import typical_input_of
-from capsedge.runtime.onnx_file.stored_values import DIVERGED, NotFinite, listed, not_finite
+from capsedge.runtime.onnx_file.stored_values import (
+    DIVERGED,
+    NotFinite,
+    first_few_lines,
+    not_finite,
+)
 from capsedge.spec import limits
 
 
@@ -103,7 +108,7 @@ def load_checkpoint(path: Path | str) -> CapsuleModel:
         _compare(path, shapes, wanted)
         model = build(described)
         values = tensors()
-        check_finite(model, values, path)
+        check_finite_weights(model, values, path)
         model.load_state_dict(values)
     model.origin = origin_of(path)
     model.typical_input = typical_input_of(path)
@@ -155,7 +160,7 @@ def _shapes(config: ModelConfig) -> Shapes:
             model = build(config)
     except RuntimeError as error:  # raised by torch for sizes beyond 64 bits
         raise UsageError("No model can be this large.", str(error).split("\n")[0]) from error
-    check_work(model)
+    check_model_cost(model)
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
@@ -206,7 +211,7 @@ def _read_torch(path: Path, file: BufferedReader) -> Content:
     try:
         value = read_torch(file)
     except (BadArchive, BadPickle) as error:
-        raise unreadable(path, error) from error
+        raise unreadable_torch_file(path, error) from error
     if type(value) is dict and {"identity", "history"} <= value.keys():
         raise ArtefactError(
             f"{path} is not a checkpoint: it is the state of a training run.",
@@ -239,7 +244,7 @@ _READERS = {".safetensors": _read_safetensors, ".pt": _read_torch, ".pth": _read
 _STATISTICS = re.compile(r"(^|\.)running_(mean|var)$")
 
 
-def check_finite(
+def check_finite_weights(
     module: nn.Module, tensors: Mapping[str, Tensor] | None = None, path: Path | str = ""
 ) -> None:
     """Refuse values that training leaves behind when it diverges.
@@ -265,8 +270,10 @@ def check_finite(
     why = f"NaN or infinite: {len(wrong)} of {len(tensors)} tensors."
     if path:
         what = f"The weights of {path} are not finite."
-        raise ArtefactError(what, why, DIVERGED, details=listed(wrong))
-    raise UsageError("The module's weights are not finite.", why, DIVERGED, details=listed(wrong))
+        raise ArtefactError(what, why, DIVERGED, details=first_few_lines(wrong))
+    raise UsageError(
+        "The module's weights are not finite.", why, DIVERGED, details=first_few_lines(wrong)
+    )
 
 
 def _wrong(

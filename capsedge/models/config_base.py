@@ -27,6 +27,7 @@ def check_range(least: int, most: int, **values: object) -> None:
 
 
 def check_padding(padding: int | str) -> None:
+    """Refuse a padding that is neither ``same`` nor a number of pixels in range."""
     if padding != "same":
         check_range(0, limits.KERNEL, padding=padding)
 
@@ -59,7 +60,7 @@ def check_dialects(config: object) -> None:
 
 @dataclass(frozen=True)
 class Conv:
-    """A convolution of the stem, then optional batch normalization, then ReLU.
+    """The configuration of a stem's convolution, with optional batch normalization, then ReLU.
 
     Attributes:
         channels, kernel, stride, groups: as in ``nn.Conv2d``.
@@ -125,7 +126,7 @@ class Conv:
 
 @dataclass(frozen=True)
 class ResNet:
-    """The residual stem of Tsai et al. 2020: a 3x3 convolution, then stages of basic blocks.
+    """The configuration of Tsai et al.'s residual stem: a convolution, then stages of basic blocks.
 
     Attributes:
         stages: (channels, blocks, stride of the first block) of each stage.

@@ -23,7 +23,7 @@ from capsedge.models.config_base import (
 )
 from capsedge.models.fsanet_config import FSANetConfig, PooledFSANetConfig
 from capsedge.models.segcaps_config import CapsuleMap, SegCapsConfig
-from capsedge.runtime.files.documents import MalformedJson, check, decode
+from capsedge.runtime.files.documents import MalformedJson, check_plain_values, decode
 from capsedge.spec import limits
 
 # --- CapsNet ---
@@ -448,7 +448,7 @@ def config_from_dict(values: object) -> ModelConfig:
         UsageError: the architecture is unknown, or fields do not fit it.
     """
     try:
-        rest = dict(decode(dict[str, Any], check(values)))
+        rest = dict(decode(dict[str, Any], check_plain_values(values)))
         architecture = rest.pop("architecture", None)
         family = ARCHITECTURES.get(str(architecture))
         if family is None:

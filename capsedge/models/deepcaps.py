@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from capsedge.models import ops
 from capsedge.models.base import CapsuleModel, CapsuleOutput
 from capsedge.models.configs import DeepCapsConfig
-from capsedge.models.layers import Padded, output_size
+from capsedge.models.layers import PaddedConv2d, output_size
 
 _OF_OPERATOR = ("pose", "elements")  # squashes within one position
 
@@ -20,7 +20,7 @@ class ConvCapsules(nn.Module):
         super().__init__()
         self.types, self.dim, self.epsilon = config.primary_types, dim, config.epsilon
         width = self.types * dim
-        self.conv = Padded(channels, width, 3, stride, config.padding, config.vote_bias)
+        self.conv = PaddedConv2d(channels, width, 3, stride, config.padding, config.vote_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """``[N, C P, H, W]`` to ``[N, C' P', H', W']``."""
@@ -39,7 +39,9 @@ class RoutedConvCapsules(nn.Module):
         super().__init__()
         self.config, self.grid, self.types, self.dim = config, grid, config.primary_types, dim
         self.seen = config.vote_elements or dim
-        self.conv = Padded(self.seen, self.types * dim, 3, 1, config.padding, bias=config.vote_bias)
+        self.conv = PaddedConv2d(
+            self.seen, self.types * dim, 3, 1, config.padding, bias=config.vote_bias
+        )
         bias = None if config.vote_bias else nn.Parameter(torch.full((self.types, dim), 0.1))
         self.bias = bias
 

@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from capsedge.errors import UsageError
 from capsedge.models import ops
-from capsedge.models.base import CapsuleModel, CapsuleOutput, make_decoder
+from capsedge.models.base import CapsuleModel, CapsuleOutput
 from capsedge.models.configs import EfficientCapsNetConfig
-from capsedge.models.layers import output_size
+from capsedge.models.layers import make_decoder, output_size
 
 
 class EfficientCapsNet(CapsuleModel):

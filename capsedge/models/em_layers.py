@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, pad
 
 from capsedge.models import ops
-from capsedge.models.layers import SideBySide, positions
-from capsedge.models.ops.operator_inputs import votes, windows
+from capsedge.models.layers import SideBySide, window_positions
+from capsedge.models.ops.operator_inputs import cut_windows, votes
 
 
 def corners(grid: tuple[int, int], side: int) -> Tensor:
@@ -130,7 +130,7 @@ class ClampedEMCapsules(nn.Module):
         self.window = grid if shared else (kernel, kernel)
         self.stride, self.types_in, self.types, self.side = stride, types_in, types, side
         self.shared, self.inverse_temperatures = shared, tuple(inverse_temperatures)
-        self.grid = positions(grid, self.window, stride)
+        self.grid = window_positions(grid, self.window, stride)
         order = "windows" if shared else patches
         self.side_by_side = SideBySide(grid, kernel, stride, side * side, order)
         self.weight = nn.Parameter(
@@ -171,7 +171,10 @@ class ClampedEMCapsules(nn.Module):
 
     def forward(self, pose: Tensor, a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """``[N, H, W, C, P]`` and ``[N, H, W, C]`` to poses, activations and responsibilities."""
-        votes, acting = self._votes(pose), windows(a.unsqueeze(-1), self.window, (self.stride,) * 2)
+        votes, acting = (
+            self._votes(pose),
+            cut_windows(a.unsqueeze(-1), self.window, (self.stride,) * 2),
+        )
         parents = self.grid[0] * self.grid[1] * self.types
         r = acting.new_full((1, 1), 1 / parents).expand(*acting.shape[:4], self.types)
         first, *others = self.inverse_temperatures
@@ -189,7 +192,7 @@ class ClampedEMCapsules(nn.Module):
     def _votes(self, pose: Tensor) -> Tensor:
         """``[N, H', W', I, M, P]``, transposed: ``(W pose)ᵀ`` is ``poseᵀ Wᵀ``."""
         patches, step = self.side_by_side(pose), self.side_by_side.stride
-        children = windows(patches, self.window, (step, step))
+        children = cut_windows(patches, self.window, (step, step))
         weight = self.weight.transpose(-1, -2)
         if self.shared:
             weight = weight.expand(*self.window, *weight.shape[2:])

@@ -162,7 +162,7 @@ class Stage(nn.Module):
 
 
 class FSANetPart(nn.Module):
-    """One network."""
+    """One network of an FSA-Net, with its own scoring; the estimates of all are averaged."""
 
     ranges: Tensor
 

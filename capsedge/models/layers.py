@@ -7,7 +7,9 @@ operators find them as windows that do not overlap.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +17,7 @@ from torch import Tensor, nn
 from capsedge.errors import UsageError
 from capsedge.models import ops
 from capsedge.models.ops.attention import EPSILON
-from capsedge.models.ops.operator_inputs import windows
+from capsedge.models.ops.operator_inputs import cut_windows
 from capsedge.models.ops.squash import EPSILON as EPSILON_OF_SQUASH
 
 # --- Patches that are not plain windows (docs/how-to/import.md) ---
@@ -64,7 +66,7 @@ def patched(x: Tensor, index: Tensor, size: tuple[int, int]) -> Tensor:
 # --- Layers ---
 
 
-class Padded(nn.Conv2d):
+class PaddedConv2d(nn.Conv2d):
     """A convolution that also supports ``same`` padding: output ``ceil(in / stride)``, with the odd pixel at
     the end.
     """
@@ -114,10 +116,12 @@ def output_size(
     if padding == "same":
         return -(-grid[0] // stride), -(-grid[1] // stride)
     p = 2 * int(padding)
-    return positions((grid[0] + p, grid[1] + p), (kernel, kernel), stride)
+    return window_positions((grid[0] + p, grid[1] + p), (kernel, kernel), stride)
 
 
-def positions(grid: tuple[int, int], window: tuple[int, int], stride: int) -> tuple[int, int]:
+def window_positions(
+    grid: tuple[int, int], window: tuple[int, int], stride: int
+) -> tuple[int, int]:
     """Rows and columns of the window positions on a grid.
 
     Raises:
@@ -155,7 +159,7 @@ class PrimaryCapsules(nn.Module):
     ) -> None:
         super().__init__()
         self.types, self.dim, self.grouping = types, dim, grouping
-        self.conv = Padded(inputs, types * dim, kernel, stride, padding, bias, groups)
+        self.conv = PaddedConv2d(inputs, types * dim, kernel, stride, padding, bias, groups)
 
     def forward(self, x: Tensor) -> Tensor:
         """``[N, C, H, W]`` to a map of capsules ``[N, H', W', types, dim]``."""
@@ -165,7 +169,7 @@ class PrimaryCapsules(nn.Module):
 
 
 class ChosenPositions(nn.Module):
-    """Some positions of a map of capsules, in one row.
+    """A layer that keeps some positions of a map of capsules, in one row.
 
     Args:
         grid: rows and columns of the map.
@@ -226,7 +230,7 @@ class DynamicCapsules(nn.Module):
         self.softmax, self.squashed, self.epsilon = softmax, squashed, epsilon
         self.child_grid, self.kernel = grid, grid if kernel is None else (kernel, kernel)
         self.stride, self.iterations, self.leaky = stride, iterations, leaky
-        self.grid = positions(grid, self.kernel, stride)
+        self.grid = window_positions(grid, self.kernel, stride)
         children = self.kernel[0] * self.kernel[1] * types_in
         self.weight = nn.Parameter(0.1 * torch.randn(children, types, dim, dim_in))
         self.bias = nn.Parameter(torch.full((types, dim), 0.1)) if bias else None
@@ -235,7 +239,7 @@ class DynamicCapsules(nn.Module):
 
     def forward(self, pose: Tensor) -> tuple[Tensor, Tensor]:
         """``[N, H, W, C, Pin]`` to ``[N, H', W', M, P]`` and couplings ``[N, H', W', I, M]``."""
-        window = windows(pose, self.kernel, (self.stride, self.stride))
+        window = cut_windows(pose, self.kernel, (self.stride, self.stride))
         u = window.reshape(-1, self.weight.shape[0], self.weight.shape[3])
         v, c = self._over_parents(u) if self.squashed == "parents" else self._routed(u)
         h, w = self.grid
@@ -288,7 +292,7 @@ class SideBySide(nn.Module):
         index = None
         if order != "windows":
             index = patch_index(grid, kernel, stride, elements, order)
-            h, w = positions(grid, (kernel, kernel), stride)
+            h, w = window_positions(grid, (kernel, kernel), stride)
             self.size = h * kernel, w * kernel
         self.stride = stride if index is None else kernel
         self.register_buffer("index", index, persistent=False)
@@ -361,3 +365,9 @@ class AttentionLayer(nn.Module):
         s = s.reshape(n, r, m, q, height, width).permute(0, 4, 5, 2, 1, 3).flatten(-2)
         y = nn.functional.layer_norm(s, (r * q,), self.scale, self.bias, EPSILON)
         return y, pose.new_full((1,), 1 / m).expand(n, height, width, kh * kw * c, m)
+
+
+def make_decoder(sizes: Sequence[int], picture: tuple[int, int, int]) -> nn.Sequential:
+    """Fully connected layers that draw a picture ``[C H W]`` of all class capsules."""
+    hidden = [m for a, b in pairwise(sizes) for m in (nn.Linear(a, b), nn.ReLU())]
+    return nn.Sequential(*hidden, nn.Linear(sizes[-1], math.prod(picture)), nn.Sigmoid())

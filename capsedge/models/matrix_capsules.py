@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from capsedge.models.base import CapsuleModel, CapsuleOutput
 from capsedge.models.configs import MatrixCapsulesConfig
 from capsedge.models.em_layers import ClampedEMCapsules, EMCapsules
-from capsedge.models.layers import PrimaryCapsules, output_size, positions
+from capsedge.models.layers import PrimaryCapsules, output_size, window_positions
 
 
 class MatrixCapsules(CapsuleModel):
@@ -43,7 +43,7 @@ class MatrixCapsules(CapsuleModel):
                     patches=c.patches,
                 )
             )
-            grid = positions(grid, (layer.kernel, layer.kernel), layer.stride)
+            grid = window_positions(grid, (layer.kernel, layer.kernel), layer.stride)
             types = layer.types
         self.capsules = nn.ModuleList(layers)
         self.classes = capsules(

@@ -10,7 +10,7 @@ from capsedge.models.base import CapsuleModel, CapsuleOutput
 from capsedge.models.configs import PSCapsNetConfig
 
 
-def averaging(size: int, count: int) -> Tensor:
+def adaptive_pooling_matrix(size: int, count: int) -> Tensor:
     """The matrix ``[count, size]`` by which PyTorch's adaptive average pooling averages along an axis."""
     rows = torch.zeros(count, size)
     for k in range(count):
@@ -27,8 +27,10 @@ class AveragePool(nn.Module):
 
     def __init__(self, grid: tuple[int, int], side: int) -> None:
         super().__init__()
-        self.register_buffer("rows", averaging(grid[0], side), persistent=False)
-        self.register_buffer("columns", averaging(grid[1], side).T.contiguous(), persistent=False)
+        self.register_buffer("rows", adaptive_pooling_matrix(grid[0], side), persistent=False)
+        self.register_buffer(
+            "columns", adaptive_pooling_matrix(grid[1], side).T.contiguous(), persistent=False
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """``[N, C, H, W]`` to ``[N, C, side, side]``."""

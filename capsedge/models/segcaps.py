@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from capsedge.models import ops
 from capsedge.models.base import CapsuleModel, CapsuleOutput
-from capsedge.models.layers import Padded
+from capsedge.models.layers import PaddedConv2d
 from capsedge.models.segcaps_config import CapsuleMap, SegCapsConfig
 
 
@@ -34,7 +34,7 @@ class MapCapsules(nn.Module):
         self.votes: nn.Conv2d | nn.ConvTranspose2d = (
             nn.ConvTranspose2d(inputs, width, 4, 2, 1, bias=False)
             if scale == 2
-            else Padded(inputs, width, kernel, max(1, -scale), "same", bias=False)
+            else PaddedConv2d(inputs, width, kernel, max(1, -scale), "same", bias=False)
         )
         # As in the authors' code. Smaller votes would vanish: a squash shortens short poses to their square.
         nn.init.kaiming_normal_(self.votes.weight, nonlinearity="relu")

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from capsedge.errors import UsageError
 from capsedge.models.configs import Conv, ResNet
-from capsedge.models.layers import Padded, output_size
+from capsedge.models.layers import PaddedConv2d, output_size
 
 SAMPLE = 5, 16  # of fractional max pooling: the fraction in [0, 1) that PyTorch draws at every call
 _POOL = 2  # rows and columns of its windows
@@ -167,7 +167,7 @@ def make_stem(
     else:
         for c in config:
             layers.append(
-                Padded(channels, c.channels, c.kernel, c.stride, c.padding, c.bias, c.groups)
+                PaddedConv2d(channels, c.channels, c.kernel, c.stride, c.padding, c.bias, c.groups)
             )
             grid = output_size(grid, c.kernel, c.stride, c.padding)
             layers += _activation_and_norm(c) + _blocks(c, grid)

@@ -165,7 +165,7 @@ def _unpacked(file: BufferedReader) -> int:
 
 
 def main() -> None:
-    """Read the file on standard input within the limits given as arguments, or say why it is refused."""
+    """Read the ``torch.save`` file on standard input within the limits given as arguments."""
     (most,) = enter_sandbox()
     answer = os.dup(1)
     os.dup2(2, 1)  # libraries print
@@ -278,7 +278,7 @@ def _refusal(error: Exception) -> BadPickle:
     return NotPlain(message) if code else BadPickle(f"{type(error).__name__}: {message}")
 
 
-def unreadable(path: Path, error: BadArchive | BadPickle) -> ArtefactError:
+def unreadable_torch_file(path: Path, error: BadArchive | BadPickle) -> ArtefactError:
     """The error for a file that is not read."""
     if isinstance(error, NotPlain):
         return ArtefactError(

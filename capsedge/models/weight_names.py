@@ -50,7 +50,7 @@ def may_lack(name: str) -> bool:
     return _MAY_LACK.search(name) is not None
 
 
-def may_have(name: str) -> bool:
+def is_ignorable_tensor(name: str) -> bool:
     """Whether a file may hold this tensor that a module lacks."""
     return _MAY_HAVE.search(name) is not None
 
@@ -134,7 +134,7 @@ def _matched(
     found = {mine: actual[name] for name, mine in names.items()}
     same = sum(found.get(k) == shape for k, shape in expected.items()) if once else -1
     whole = all(found.get(k) == v or (k not in found and may_lack(k)) for k, v in expected.items())
-    more = any(k not in expected and not may_have(k) for k in found)
+    more = any(k not in expected and not is_ignorable_tensor(k) for k in found)
     return Match(names, removed, tuple(outside), once and whole and not more, same)
 
 
@@ -144,7 +144,7 @@ _LISTED = 5
 
 
 @dataclass(frozen=True)
-class Unnamed:
+class UnnamedTensors:
     """A list of parameters in the file.
 
     Attributes:
@@ -163,7 +163,7 @@ class Unnamed:
 
 def unnamed_in(
     value: Any, location: tuple[str, ...] = (), visited: set[int] | None = None
-) -> Iterator[Unnamed]:
+) -> Iterator[UnnamedTensors]:
     """Every such list in what a file holds, the outer ones first."""
     visited = set() if visited is None else visited
     if type(value) is not dict or len(location) > _DEPTH or id(value) in visited:
@@ -171,13 +171,13 @@ def unnamed_in(
     visited.add(id(value))  # a file may refer to the same dictionary many times
     found = value.get(_AVERAGES)
     if isinstance(found, (list, tuple)) and found and all(isinstance(t, Tensor) for t in found):
-        yield Unnamed((*location, _AVERAGES), found)
+        yield UnnamedTensors((*location, _AVERAGES), found)
     for key, inner in value.items():
         if type(key) is str:
             yield from unnamed_in(inner, (*location, key), visited)
 
 
-def named(found: Unnamed, module: nn.Module) -> dict[str, Tensor]:
+def with_module_names(found: UnnamedTensors, module: nn.Module) -> dict[str, Tensor]:
     """The tensors by the module's names; empty unless their number and all shapes fit."""
     parameters = list(module.parameters())
     if [p.shape for p in parameters] != [t.shape for t in found.tensors]:
@@ -191,9 +191,9 @@ def complete(tensors: dict[str, Tensor], module: nn.Module) -> bool:
     return bool(tensors) and not _missing(tensors, module)
 
 
-def does_not_fit(path: Path, found: Unnamed, module: nn.Module) -> UsageError:
+def unnamed_mismatch_error(path: Path, found: UnnamedTensors, module: nn.Module) -> UsageError:
     """The error for a file with nothing but such a list, which is not `complete`."""
-    missing = _missing(named(found, module), module)
+    missing = _missing(with_module_names(found, module), module)
     parameters = list(module.named_parameters())
     differing = [
         f"number {k} is {list(t.shape)}, the module's {name} {list(p.shape)}"
@@ -207,11 +207,11 @@ def does_not_fit(path: Path, found: Unnamed, module: nn.Module) -> UsageError:
     else:
         more = f" and {len(missing) - _LISTED} more" if len(missing) > _LISTED else ""
         why = f"It fits the module's parameters, but lacks {', '.join(missing[:_LISTED])}{more}."
-    return unnamed_only(path, found, why)
+    return unnamed_only_error(path, found, why)
 
 
-def unnamed_only(
-    path: Path, found: Unnamed, why: str = "Names and shapes tell which network it is."
+def unnamed_only_error(
+    path: Path, found: UnnamedTensors, why: str = "Names and shapes tell which network it is."
 ) -> UsageError:
     """The error for a file whose only weights are such a list, where that is not enough."""
     return UsageError(

@@ -14,21 +14,21 @@ from numpy.typing import NDArray
 from capsedge.calibration.collect import check_calibration
 from capsedge.datasets import ImageSet, read_images
 from capsedge.datasets.image_set import UNTRAINED
-from capsedge.datasets.read import as_images
+from capsedge.datasets.read import image_set_from_arrays
 from capsedge.errors import ParityError, UnsupportedModelError, UsageError
 from capsedge.graph.ir import opset_of
 from capsedge.optimization.cascade_graph import EscalationRule, join, opset_aligned
 from capsedge.optimization.cascade_options import CascadeOptions
-from capsedge.optimization.cascade_pair import BATCH, Augmentation, Network, NetworkPair
+from capsedge.optimization.cascade_pair import BATCH, Augmentation, CascadeNetwork, NetworkPair
 from capsedge.optimization.cascade_thresholds import (
     PairScores,
     Thresholds,
     agreement_at_least,
     choose_thresholds,
-    decided,
+    decisions_from_scores,
     most_changed,
 )
-from capsedge.options import takes
+from capsedge.options import takes_options
 from capsedge.runtime.files.text import format_bytes
 from capsedge.runtime.files.writing import (
     OUTPUT,
@@ -42,9 +42,9 @@ from capsedge.runtime.files.writing import (
 from capsedge.runtime.load import load_bytes
 from capsedge.runtime.metadata.cascade_metadata import CONFIDENCE, Cascade
 from capsedge.runtime.metadata.metadata import Preprocessing
-from capsedge.runtime.metadata.origin import AnySplit, joint
+from capsedge.runtime.metadata.origin import AnySplit, joint_training_split
 from capsedge.runtime.progress import Progress, silent
-from capsedge.runtime.result_summary import Report, short, verdict
+from capsedge.runtime.result_summary import Report, outcome_word, shortened_name
 from capsedge.runtime.session.session import Session
 from capsedge.spec.vocabularies import ESCALATED
 
@@ -98,8 +98,8 @@ class CascadeReport(Report):
     def _lines(self) -> list[str]:
         name = "not written" if self.output is None else self.output.name
         return [
-            f"{short(name)}: {format_bytes(len(self.model))}",
-            f"{verdict(self.passed)}: {self.cascade.agreed}",
+            f"{shortened_name(name)}: {format_bytes(len(self.model))}",
+            f"{outcome_word(self.passed)}: {self.cascade.agreed}",
         ]
 
     def rows(self) -> list[tuple[str, str]]:
@@ -120,7 +120,7 @@ class CascadeReport(Report):
 
     def closing(self) -> list[str]:
         """The verdict."""
-        return [verdict(self.passed)]
+        return [outcome_word(self.passed)]
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
@@ -153,7 +153,7 @@ _MOST_COPIES, _ENOUGH = 10, 2000  # this many copies
 _ROUNDING = 1e-6  # tolerance for rounding a number of images
 
 
-@takes(CascadeOptions)
+@takes_options(CascadeOptions)
 def cascade(
     small: ModelLike,
     large: ModelLike,
@@ -200,7 +200,7 @@ def cascade(
         if output is not None:
             check_writable(output)
             check_apart([output], [first, second])
-        networks = NetworkPair(Network(first), Network(second))
+        networks = NetworkPair(CascadeNetwork(first), CascadeNetwork(second))
         halves = _halves(networks, data, options.limit, options.seed)
         report = _joined(networks, halves, options.min_agreement, options.max_share, progress)
     if not report.passed:
@@ -243,9 +243,11 @@ def _joined(
     )
     session = load_bytes(model.SerializeToString(), MADE)
     scores, escalated = _run(session, halves.held_out, networks.fit.pair.scores)
-    reference = decided(answers.large, networks.threshold)
-    alone = (decided(answers.small, networks.threshold) != reference).any(axis=1)
-    changed = int((decided(scores, networks.threshold) != reference).any(axis=1).sum())
+    reference = decisions_from_scores(answers.large, networks.threshold)
+    alone = (decisions_from_scores(answers.small, networks.threshold) != reference).any(axis=1)
+    changed = int(
+        (decisions_from_scores(scores, networks.threshold) != reference).any(axis=1).sum()
+    )
     statistics = Cascade(
         small=networks.small.parent(),
         large=networks.large.parent(),
@@ -347,10 +349,10 @@ def _halves(networks: NetworkPair, data: Images, count: int, seed: int) -> _Halv
     if isinstance(data, ImageSet):
         pool = data
     elif isinstance(data, np.ndarray):
-        pool = as_images(data, prep, inputs)
+        pool = image_set_from_arrays(data, prep, inputs)
     else:
         both = (networks.small.session.metadata, networks.large.session.metadata)
-        rule = joint(meta.training_split for meta in both if meta is not None)
+        rule = joint_training_split(meta.training_split for meta in both if meta is not None)
         named = networks.fit.metadata.class_names
         pool = read_images(Path(data), prep, "train", inputs=inputs, rule=rule, named=named)
         if rule is not None:  # of data without test images, those that were held out from training

@@ -18,7 +18,7 @@ from capsedge.graph.ir import (
     initializer,
     opset_of,
     rename,
-    replace,
+    replace_repeated,
     set_opset,
     value_names,
 )
@@ -49,7 +49,7 @@ class EscalationRule:
 
 
 @dataclass(frozen=True)
-class Pair:
+class GraphPair:
     """The common properties of two networks' graphs.
 
     Attributes:
@@ -66,7 +66,7 @@ class Pair:
 
 
 def join(
-    small: onnx.ModelProto, large: onnx.ModelProto, pair: Pair, rule: EscalationRule
+    small: onnx.ModelProto, large: onnx.ModelProto, pair: GraphPair, rule: EscalationRule
 ) -> onnx.ModelProto:
     """Build one model that runs the large network only on the escalated images.
 
@@ -101,17 +101,17 @@ def join(
         then_branch=branch, else_branch=_small_branch(outputs, named),
     )  # fmt: skip
     graph = joined.graph
-    replace(graph.node, [*prepared, *small.graph.node, *rule_nodes, choice])
-    replace(graph.initializer, [*more, *small.graph.initializer, *constants])
-    replace(graph.sparse_initializer, small.graph.sparse_initializer)
-    replace(graph.value_info, small.graph.value_info)
-    replace(graph.quantization_annotation, small.graph.quantization_annotation)
+    replace_repeated(graph.node, [*prepared, *small.graph.node, *rule_nodes, choice])
+    replace_repeated(graph.initializer, [*more, *small.graph.initializer, *constants])
+    replace_repeated(graph.sparse_initializer, small.graph.sparse_initializer)
+    replace_repeated(graph.value_info, small.graph.value_info)
+    replace_repeated(graph.quantization_annotation, small.graph.quantization_annotation)
     batch = _fixed_batch(small) or images.type.tensor_type.shape.dim[0].dim_param or "N"
-    replace(graph.input, [images])
-    replace(graph.output, [*outputs, _mask(ESCALATED)])
+    replace_repeated(graph.input, [images])
+    replace_repeated(graph.output, [*outputs, _mask(ESCALATED)])
     for value in (*graph.input, *graph.output):
         _set_batch(value, batch)
-    replace(joined.functions, [*small.functions, *large.functions])
+    replace_repeated(joined.functions, [*small.functions, *large.functions])
     joined.ir_version = max(small.ir_version, large.ir_version)
     for item in small.opset_import:
         if item.domain not in {e.domain for e in joined.opset_import}:
@@ -123,7 +123,7 @@ def join(
 def _with(model: onnx.ModelProto, outputs: Iterable[str]) -> onnx.ModelProto:
     """A copy with these outputs and only what they need."""
     copy, wanted = copy_of(model), set(outputs)
-    replace(copy.graph.output, [o for o in copy.graph.output if o.name in wanted])
+    replace_repeated(copy.graph.output, [o for o in copy.graph.output if o.name in wanted])
     remove_dead_nodes(copy)
     return copy
 
@@ -146,7 +146,7 @@ def _mask(name: str) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, TensorProto.BOOL, [None])
 
 
-def _prepared(images: str, pair: Pair) -> tuple[list[onnx.NodeProto], list[onnx.TensorProto]]:
+def _prepared(images: str, pair: GraphPair) -> tuple[list[onnx.NodeProto], list[onnx.TensorProto]]:
     """The input, converted for the small network."""
     if pair.scale is None or pair.shift is None:
         return [], []
@@ -298,7 +298,7 @@ def _large_branch(
         )
         nodes.append(_node("ScatterND", [named[output.name], _INDICES, source], result.name))
         branch.output.append(result)
-    replace(branch.node, nodes)
+    replace_repeated(branch.node, nodes)
     for value in branch.value_info:  # the number of escalated images differs from the batch
         for dim in value.type.tensor_type.shape.dim:
             if dim.HasField("dim_param"):

@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from capsedge.datasets import ImageSet
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.graph.random_nodes import refuse_random
-from capsedge.optimization.cascade_graph import Pair
-from capsedge.optimization.cascade_thresholds import PairScores, decided
+from capsedge.optimization.cascade_graph import GraphPair
+from capsedge.optimization.cascade_thresholds import PairScores, decisions_from_scores
 from capsedge.runtime.backends.backend import Port
 from capsedge.runtime.load import load_bytes
-from capsedge.runtime.metadata.cascade_metadata import Parent
+from capsedge.runtime.metadata.cascade_metadata import CascadeParent
 from capsedge.runtime.metadata.metadata import ModelMetadata, Outputs, Preprocessing
-from capsedge.runtime.onnx_file.summary import read_bytes
+from capsedge.runtime.onnx_file.summary import read_model_bytes
 from capsedge.runtime.progress import Progress
 from capsedge.runtime.score_checks import score_warnings
 from capsedge.runtime.session.predictions import DEFAULT_THRESHOLD
@@ -49,7 +49,7 @@ class PairFit:
         notes: the outputs that the cascade lacks, and why.
     """
 
-    pair: Pair
+    pair: GraphPair
     metadata: ModelMetadata
     notes: tuple[str, ...]
 
@@ -80,7 +80,7 @@ def fit_pair(small: Session, large: Session) -> PairFit:
         calibration={},
         precision=other.precision if one.precision == other.precision else "mixed",
     )
-    return PairFit(Pair(outputs, scores, scale, shift), metadata, tuple(notes))
+    return PairFit(GraphPair(outputs, scores, scale, shift), metadata, tuple(notes))
 
 
 def _described(session: Session) -> ModelMetadata:
@@ -329,22 +329,22 @@ _TRIAL_IMAGES = 512  # images on which the strength of an augmentation is tried
 _LEAST_KEPT = 0.95  # share of the large network's decisions kept under the augmentation
 
 
-class Network:
+class CascadeNetwork:
     """A file, its graph and a session that runs it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.content = read_bytes(path)
+        self.content = read_model_bytes(path)
         self.session = load_bytes(self.content, path)
         self.model = onnx.load_model_from_string(self.content)
         refuse_random(self.model, str(path))
 
-    def parent(self) -> Parent:
+    def parent(self) -> CascadeParent:
         """Its entry in the cascade's metadata."""
         metadata = self.session.metadata
         assert metadata is not None  # others were refused before
         digest = hashlib.sha256(self.content).hexdigest()
-        return Parent(
+        return CascadeParent(
             self.path.name, digest, len(self.content), metadata.precision,
             metadata.checkpoint_sha256,
         )  # fmt: skip
@@ -367,7 +367,7 @@ class NetworkPair:
         threshold: the score from which one of several labels is given; None if the best class decides.
     """
 
-    def __init__(self, small: Network, large: Network) -> None:
+    def __init__(self, small: CascadeNetwork, large: CascadeNetwork) -> None:
         self.small, self.large = small, large
         self.fit: PairFit = fit_pair(small.session, large.session)
         self.warnings = [
@@ -388,11 +388,11 @@ class NetworkPair:
         tried = images.draw(_TRIAL_IMAGES)
         prep = self.fit.metadata.preprocessing
         last = prep is not None and prep.layout == "NHWC"
-        wanted = decided(self._large(tried.batches(BATCH)), self.threshold)
+        wanted = decisions_from_scores(self._large(tried.batches(BATCH)), self.threshold)
         for strength in STRENGTHS:
             augmentation = Augmentation(strength, last)
             scores = self._large(augmentation.copies(tried.batches(BATCH)))
-            kept = (decided(scores, self.threshold) == wanted).all(axis=1).mean()
+            kept = (decisions_from_scores(scores, self.threshold) == wanted).all(axis=1).mean()
             if kept >= _LEAST_KEPT:
                 break
         return augmentation

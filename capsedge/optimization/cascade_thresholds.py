@@ -49,7 +49,7 @@ def margins_of(scores: NDArray[np.float32], threshold: float | None) -> NDArray[
     return np.asarray(best[:, -1] - best[:, -2])
 
 
-def decided(scores: NDArray[Any], threshold: float | None) -> NDArray[Any]:
+def decisions_from_scores(scores: NDArray[Any], threshold: float | None) -> NDArray[Any]:
     """The decisions for scores ``[N, J]``: the best class ``[N, 1]``, or the given labels ``[N, J]``."""
     if threshold is None:
         return np.asarray(scores.argmax(axis=1)[:, None])
@@ -74,7 +74,8 @@ class PairScores:
         cls, small: NDArray[np.float32], large: NDArray[np.float32], threshold: float | None
     ) -> PairScores:
         """Make it from the scores ``[N, J]`` of both; ``threshold`` as for `margins_of`."""
-        changed = (decided(small, threshold) != decided(large, threshold)).any(axis=1)
+        first, second = (decisions_from_scores(each, threshold) for each in (small, large))
+        changed = (first != second).any(axis=1)
         return cls(margins_of(small, threshold), small.max(axis=1), changed)
 
     @classmethod

@@ -17,7 +17,7 @@ from capsedge.errors import EnvironmentProblem, UnsupportedModelError
 from capsedge.graph.check import checked
 from capsedge.graph.fusion import by_reason
 from capsedge.optimization.optimize_options import Batch, OptimizeOptions
-from capsedge.options import takes
+from capsedge.options import takes_options
 from capsedge.runtime.files.sandbox import SandboxLimits, run_in_sandbox
 from capsedge.runtime.files.text import format_bytes
 from capsedge.runtime.files.writing import (
@@ -28,12 +28,12 @@ from capsedge.runtime.files.writing import (
     check_writable,
     write_bytes,
 )
-from capsedge.runtime.metadata.table_indices import explained
+from capsedge.runtime.metadata.table_indices import refused_index_error
 from capsedge.runtime.onnx_file.summary import OnnxSummary, read_harmless
 from capsedge.runtime.profiling.compare import CAPSEDGE, Entrant, compare
 from capsedge.runtime.profiling.worker import RunLimits, Specification
 from capsedge.runtime.progress import Progress, silent
-from capsedge.runtime.result_summary import Report, Table, short
+from capsedge.runtime.result_summary import Report, Table, shortened_name
 from capsedge.runtime.user_metadata import Description, DescriptionLike, describe_model
 from capsedge.spec import limits
 
@@ -85,7 +85,7 @@ class OptimizationReport(Report):
     def _lines(self) -> list[str]:
         name = "not written" if self.output is None else self.output.name
         nodes = f"{self.nodes_before} nodes became {self.nodes}"
-        first = f"{short(name)}: {len(self.fused)} operators found, {nodes}"
+        first = f"{shortened_name(name)}: {len(self.fused)} operators found, {nodes}"
         return [first, self._verified]
 
     @property
@@ -137,7 +137,7 @@ class OptimizationReport(Report):
         }
 
 
-@takes(OptimizeOptions)
+@takes_options(OptimizeOptions)
 def optimize(
     model: ModelLike,
     path: Path | str | None = None,
@@ -330,7 +330,7 @@ _AT_NODE = re.compile(
 
 def _failure(error: EnvironmentProblem, feeds: dict[str, Any]) -> str:
     """Why a file cannot be timed, in a sentence."""
-    index = explained(error.why, feeds)
+    index = refused_index_error(error.why, feeds)
     if index is not None:
         return f"{index.what[0].lower()}{index.what[1:]} {index.why}"
     told = _AT_NODE.search(error.why)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from capsedge.errors import UsageError
-from capsedge.options import LONGEST_SECONDS, Options, option, whole
+from capsedge.options import LONGEST_SECONDS, Options, option, parse_whole
 
 LARGEST_BATCH = 4096
 Batch = int | Literal["free", "keep"]
@@ -14,7 +14,7 @@ Batch = int | Literal["free", "keep"]
 
 def _batch(text: str) -> int | str:
     try:
-        return whole(text)
+        return parse_whole(text)
     except ValueError:
         return text
 

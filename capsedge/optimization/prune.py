@@ -26,13 +26,13 @@ from capsedge.models.training.mask_training import mask_loss, targets_of
 from capsedge.models.training.recipe import MODEL, TRAINING_KEY, Recipe, recipe_of, training_of
 from capsedge.models.training.train import train
 from capsedge.optimization import prune_criteria
-from capsedge.optimization.prune_criteria import choose, multiply_adds, parameters
+from capsedge.optimization.prune_criteria import choose, multiply_adds, trainable_parameters
 from capsedge.optimization.prune_data import Evaluator, PruningImages, read, read_test
 from capsedge.optimization.prune_exact import remove_exactly
 from capsedge.optimization.prune_groups import groups, keep_units
 from capsedge.optimization.prune_options import PruneOptions
 from capsedge.optimization.prune_report import PruningReport, Round, Size
-from capsedge.options import takes
+from capsedge.options import takes_options
 from capsedge.runtime.files import documents
 from capsedge.runtime.files.documents import MalformedJson, changed_settings, dump
 from capsedge.runtime.files.reading import path_kind
@@ -102,7 +102,7 @@ _GENTLER = 0.3  # share of the learning rate with which the parent was trained
 RoundDone = Callable[[int, Round], None]
 
 
-@takes(PruneOptions)
+@takes_options(PruneOptions)
 def prune(
     checkpoint: Path | str,
     output: Path | str,
@@ -337,8 +337,8 @@ class _Pruning:
             place,
             self.checkpoint,
             criterion,
-            Size(parameters(self.parent), before, self.checkpoint.stat().st_size),
-            Size(parameters(model), after, place.stat().st_size),
+            Size(trainable_parameters(self.parent), before, self.checkpoint.stat().st_size),
+            Size(trainable_parameters(model), after, place.stat().st_size),
             self._units(model),
             rounds,
             outcome,

@@ -94,7 +94,7 @@ def multiply_adds(config: ModelConfig) -> int:
     return _count(model)
 
 
-def parameters(model: nn.Module) -> int:
+def trainable_parameters(model: nn.Module) -> int:
     """Number of trainable parameters."""
     return sum(p.numel() for p in model.parameters())
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from capsedge.calibration.accuracy import Criterion, Outcome, of_masks, of_scores
+from capsedge.calibration.accuracy import Criterion, Outcome, compare_class_scores, of_masks
 from capsedge.datasets import ImageSet, class_names, read_split
 from capsedge.datasets.image_set import UNTRAINED
 from capsedge.datasets.mask_folders import read_mask_split
@@ -178,4 +178,6 @@ class Evaluator:
             criterion = Criterion(None, classes=names, background=one)
             return of_masks(self._expected, found, masks, criterion)
         labels = None if self._multi_label else self._data.labels
-        return of_scores(self._expected, found, labels, self._multi_label, self._threshold)
+        return compare_class_scores(
+            self._expected, found, labels, self._multi_label, self._threshold
+        )

@@ -13,7 +13,7 @@ from capsedge.models import CapsuleModel
 from capsedge.models.attention_capsules import AttentionCapsules
 from capsedge.models.capsnet import CapsNet
 from capsedge.models.configs import ResNet
-from capsedge.models.layers import Padded
+from capsedge.models.layers import PaddedConv2d
 from capsedge.models.stems import FractionalMaxPool
 from capsedge.optimization.prune_groups import groups, keep_units
 from capsedge.optimization.prune_units import Group, Kept, Slice
@@ -95,7 +95,7 @@ def _after(model: CapsuleModel, group: Group) -> list[nn.Module] | None:
         return None
     modules = list(model.stem)
     start = int(group.written[0].tensor.split(".")[1]) + 1
-    ends = [k for k in range(start, len(modules)) if isinstance(modules[k], Padded)]
+    ends = [k for k in range(start, len(modules)) if isinstance(modules[k], PaddedConv2d)]
     between = modules[start : ends[0] if ends else len(modules)]
     return between if all(isinstance(m, _CHANNELWISE) for m in between) else None
 

@@ -13,11 +13,11 @@ from capsedge.models import CapsuleModel, build
 from capsedge.models.attention_capsules import AttentionCapsules
 from capsedge.models.capsnet import CapsNet
 from capsedge.models.configs import ModelConfig, ResNet, SegCapsConfig
-from capsedge.models.layers import Padded
+from capsedge.models.layers import PaddedConv2d
 from capsedge.models.matrix_capsules import MatrixCapsules
 from capsedge.models.segcaps import MapCapsules, SegCaps
 from capsedge.models.stems import ChannelNorm, ConvolutionalAttention, Residual, SqueezeExcitation
-from capsedge.optimization.prune_units import Group, Kept, Shrink, Slice, changed
+from capsedge.optimization.prune_units import Group, Kept, Shrink, Slice, with_item_replaced
 
 # --- Groups of each family of networks ---
 
@@ -134,11 +134,11 @@ def _attention(model: AttentionCapsules) -> list[Group]:
 
 
 def _segcaps(model: SegCaps) -> list[Group]:
-    convolutions = [k for k, m in enumerate(model.stem) if isinstance(m, Padded)]
+    convolutions = [k for k, m in enumerate(model.stem) if isinstance(m, PaddedConv2d)]
     joined: tuple[Slice, ...] = ()
     if convolutions:
         last = model.stem[convolutions[-1]]
-        assert isinstance(last, Padded)
+        assert isinstance(last, PaddedConv2d)
         if last.groups == 1:
             joined = _channels(model, convolutions[-1], len(list(model.stem)))
     return [*_stem(model, []), *map_groups(model, joined)]
@@ -153,7 +153,9 @@ def _rows(model: nn.Module, conv: str, inner: int) -> tuple[Slice, ...]:
 def _layer(index: int) -> Shrink:
     def shrink(config: ModelConfig, keep: tuple[int, ...]) -> ModelConfig:
         layer = replace(config.capsule_layers[index], types=len(keep))
-        return config.replace(capsule_layers=changed(config.capsule_layers, index, layer))
+        return config.replace(
+            capsule_layers=with_item_replaced(config.capsule_layers, index, layer)
+        )
 
     return shrink
 
@@ -161,7 +163,7 @@ def _layer(index: int) -> Shrink:
 def _dense(index: int) -> Shrink:
     def shrink(config: ModelConfig, keep: tuple[int, ...]) -> ModelConfig:
         layers: tuple[int, ...] = getattr(config, "dense_layers")  # noqa: B009 - of one family
-        return config.replace(dense_layers=changed(layers, index, len(keep)))
+        return config.replace(dense_layers=with_item_replaced(layers, index, len(keep)))
 
     return shrink
 
@@ -169,7 +171,7 @@ def _dense(index: int) -> Shrink:
 def _decoder(model: CapsNet, sizes: tuple[int, ...]) -> list[Group]:
     def shrink_of(index: int) -> Shrink:
         return lambda config, keep: config.replace(
-            decoder=changed(getattr(config, "decoder"), index, len(keep))  # noqa: B009
+            decoder=with_item_replaced(getattr(config, "decoder"), index, len(keep))  # noqa: B009
         )
 
     # Linear layers and ReLUs take turns.
@@ -191,14 +193,14 @@ def _stem(model: CapsuleModel, following: list[str]) -> list[Group]:
     if isinstance(model.config.stem, ResNet):
         return _residual(model, following)
     modules = list(model.stem)
-    convolutions = [k for k, m in enumerate(modules) if isinstance(m, Padded)]
+    convolutions = [k for k, m in enumerate(modules) if isinstance(m, PaddedConv2d)]
     groups = []
     for number, k in enumerate(convolutions):
         last = number + 1 == len(convolutions)
         end = len(modules) if last else convolutions[number + 1]
         names = following if last else [f"stem.{end}"]
         conv = modules[k]
-        assert isinstance(conv, Padded)
+        assert isinstance(conv, PaddedConv2d)
         grouped = not last and getattr(modules[end], "groups", 1) != 1
         if conv.groups != 1 or grouped or not names:
             continue  # a grouped convolution ties channels to one another
@@ -221,7 +223,7 @@ def _conv(number: int) -> Shrink:
     def shrink(config: ModelConfig, keep: tuple[int, ...]) -> ModelConfig:
         assert not isinstance(config.stem, ResNet)
         conv = replace(config.stem[number], channels=len(keep))
-        return config.replace(stem=changed(config.stem, number, conv))
+        return config.replace(stem=with_item_replaced(config.stem, number, conv))
 
     return shrink
 
@@ -283,7 +285,7 @@ def _stage(index: int) -> Shrink:
     def shrink(config: ModelConfig, keep: tuple[int, ...]) -> ModelConfig:
         assert isinstance(config.stem, ResNet)
         _, blocks, stride = config.stem.stages[index]
-        stages = changed(config.stem.stages, index, (len(keep), blocks, stride))
+        stages = with_item_replaced(config.stem.stages, index, (len(keep), blocks, stride))
         return config.replace(stem=ResNet(stages))
 
     return shrink
@@ -328,7 +330,7 @@ _Position = tuple[str, int]  # of a layer: ``down`` or ``up``, and its number
 
 
 def map_groups(model: SegCaps, stem: tuple[Slice, ...]) -> list[Group]:
-    """Types of capsules of every layer, and elements of its poses.
+    """The groups of SegCaps: the capsule types of every layer, and the elements of its poses.
 
     What reads a map makes the votes of all its types by the same weights, so types go without a change of
     it. Maps that are joined have poses of one size, so their elements go together: those of a layer on the
@@ -410,12 +412,12 @@ def _shrink(places: Sequence[_Position], *, types: bool = False, stem: bool = Fa
         for way, k in places:
             layer, count = ways[way][k], len(keep)
             layer = replace(layer, types=count) if types else replace(layer, dim=count)
-            ways[way] = changed(ways[way], k, layer)
+            ways[way] = with_item_replaced(ways[way], k, layer)
         convolutions = config.stem
         if stem:
             assert not isinstance(convolutions, ResNet)
             last = replace(convolutions[-1], channels=len(keep))
-            convolutions = changed(convolutions, len(convolutions) - 1, last)
+            convolutions = with_item_replaced(convolutions, len(convolutions) - 1, last)
         return config.replace(**ways, stem=convolutions)
 
     return shrink

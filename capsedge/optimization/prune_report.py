@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from capsedge.calibration.accuracy import ACCURACY, MEASURES, Gate, Outcome
 from capsedge.runtime.files.text import format_bytes
-from capsedge.runtime.result_summary import Report, short, verdict
+from capsedge.runtime.result_summary import Report, outcome_word, shortened_name
 
 
 @dataclass(frozen=True)
@@ -104,10 +104,13 @@ class PruningReport(Report):
     heading: ClassVar[str] = "Pruned"
 
     def _lines(self) -> list[str]:
-        first = f"{short(self.output.name)}: {self.speedup:.2f} times fewer multiply-adds"
+        first = f"{shortened_name(self.output.name)}: {self.speedup:.2f} times fewer multiply-adds"
         if self.outcome is None:
             return [first, "no output changed"]
-        return [first, f"{verdict(self.passed)}: {self.outcome}, on {self.images['evaluated_on']}"]
+        return [
+            first,
+            f"{outcome_word(self.passed)}: {self.outcome}, on {self.images['evaluated_on']}",
+        ]
 
     def rows(self) -> list[tuple[str, str]]:
         """The file, its size, the units kept, and the loss."""

@@ -70,6 +70,6 @@ Shrink = Callable[[ModelConfig, tuple[int, ...]], ModelConfig]
 """Makes the configuration with only the units at given indices."""
 
 
-def changed(values: tuple[Any, ...], index: int, value: object) -> tuple[Any, ...]:
+def with_item_replaced(values: tuple[Any, ...], index: int, value: object) -> tuple[Any, ...]:
     """A tuple with another value at an index."""
     return (*values[:index], value, *values[index + 1 :])

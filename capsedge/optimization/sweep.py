@@ -26,15 +26,15 @@ from capsedge.optimization.sweep_candidates import (
     CandidateKind,
     CandidateMaker,
     Quality,
-    State,
     SweepCandidate,
+    SweepState,
 )
 from capsedge.optimization.sweep_options import SweepOptions
-from capsedge.options import takes
+from capsedge.options import takes_options
 from capsedge.runtime.files.text import format_bytes
 from capsedge.runtime.files.writing import sha256, temporary_folder
 from capsedge.runtime.load import load
-from capsedge.runtime.metadata.origin import AnySplit, joint
+from capsedge.runtime.metadata.origin import AnySplit, joint_training_split
 from capsedge.runtime.profiling.compare import CAPSEDGE, Entrant, compare
 from capsedge.runtime.profiling.profile import random_inputs
 from capsedge.runtime.profiling.report_html import COLOURS
@@ -43,8 +43,8 @@ from capsedge.runtime.progress import Progress, silent
 from capsedge.runtime.result_summary import (
     Report,
     Table,
-    caption,
     distinct_names,
+    escape_formulas,
     new_figure,
     save_figure,
 )
@@ -65,7 +65,7 @@ TIMED = RunLimits(warmup=0.1, duration=1.0, iterations=50)
 
 
 @dataclass(frozen=True)
-class Point:
+class SweepPoint:
     """One file of the sweep.
 
     Attributes:
@@ -146,11 +146,11 @@ class SweepReport(Report):
     images: int
     data: str
     threads: int
-    points: tuple[Point, ...]
+    points: tuple[SweepPoint, ...]
     warnings: tuple[str, ...]
 
     @property
-    def front(self) -> tuple[Point, ...]:
+    def front(self) -> tuple[SweepPoint, ...]:
         """The Pareto front, the fastest first."""
         return tuple(sorted((p for p in self.points if p.front), key=lambda p: p.milliseconds))
 
@@ -189,7 +189,7 @@ class SweepReport(Report):
         return {"schema": 1, **document, "points": list(document["points"])}
 
 
-@takes(SweepOptions)
+@takes_options(SweepOptions)
 def sweep(
     models: str | Path | Sequence[str | Path],
     data: str | Path,
@@ -244,13 +244,13 @@ def _swept(
     with ExitStack() as stack:
         scratch = stack.enter_context(temporary_folder())
         config = models[0].model.config
-        rule = joint(network.model.training_split for network in models)
+        rule = joint_training_split(network.model.training_split for network in models)
         calibration, search, warnings = _training_images(config, data, rule)
         measure = "mean Dice" if config.task == SEGMENTATION else "accuracy"
         progress(f"{measure} of the search on {search.described}")
         images = digest_of((calibration.digest() + search.digest()).encode()).hexdigest()
         folder = scratch if options.keep is None else options.keep
-        state = State(folder, images)
+        state = SweepState(folder, images)
         candidates: list[SweepCandidate] = []
         for network, checksum in zip(models, sums, strict=True):
             maker = CandidateMaker(network, checksum, folder, state, calibration, search)
@@ -382,7 +382,9 @@ def _test_images(
     return (tested if limit is None else tested.draw(limit, 0)), notes
 
 
-def _timed(candidates: Sequence[SweepCandidate], threads: int, progress: Progress) -> list[Point]:
+def _timed(
+    candidates: Sequence[SweepCandidate], threads: int, progress: Progress
+) -> list[SweepPoint]:
     """All candidates with their latencies, measured in turns, each in its own process."""
     entrants = [
         Entrant(str(one.kind), Specification(CAPSEDGE, str(one.path), "", threads=threads), file)
@@ -395,7 +397,7 @@ def _timed(candidates: Sequence[SweepCandidate], threads: int, progress: Progres
     for one, entry in zip(candidates, measured.entries, strict=True):
         assert entry.latency is not None  # each computes what only it computes, so none differs
         points.append(
-            Point(
+            SweepPoint(
                 **asdict(one.kind),
                 **asdict(one.measured),
                 milliseconds=entry.latency.median,
@@ -406,13 +408,13 @@ def _timed(candidates: Sequence[SweepCandidate], threads: int, progress: Progres
     return points
 
 
-def pareto(points: Sequence[Point]) -> list[Point]:
+def pareto(points: Sequence[SweepPoint]) -> list[SweepPoint]:
     """The points, with the Pareto front in accuracy, latency and size marked."""
 
-    def costs(point: Point) -> tuple[float, float, int]:
+    def costs(point: SweepPoint) -> tuple[float, float, int]:
         return -point.accuracy, point.milliseconds, point.bytes
 
-    def beaten(point: Point) -> bool:
+    def beaten(point: SweepPoint) -> bool:
         mine = costs(point)
         return any(
             other != mine and all(a <= b for a, b in zip(other, mine, strict=True))
@@ -422,7 +424,7 @@ def pareto(points: Sequence[Point]) -> list[Point]:
     return [replace(point, front=not beaten(point)) for point in points]
 
 
-def _tested(point: Point, folder: Path, images: ImageSet, progress: Progress) -> Point:
+def _tested(point: SweepPoint, folder: Path, images: ImageSet, progress: Progress) -> SweepPoint:
     """A point with its accuracy, or Dice and IoU, on the test images."""
     progress(f"test images: {point.kind}")
     with load(folder / point.file) as session:
@@ -474,7 +476,9 @@ def draw(sweep: SweepReport, path: Path) -> None:
         axis.scatter([], [], color=COLOURS[_GROUPS[precision]], label=precision)
     if len(sweep.models) > 1:
         for number, model in enumerate(sweep.models):
-            axis.scatter([], [], color="black", marker=_marker(number), label=caption(model))
+            axis.scatter(
+                [], [], color="black", marker=_marker(number), label=escape_formulas(model)
+            )
     axis.set_xscale("log")
     times = [point.milliseconds for point in sweep.points]
     axis.xaxis.set_major_formatter("{x:g}")
@@ -493,7 +497,7 @@ def _marker(number: int) -> str:
     return _MARKERS[number % len(_MARKERS)]
 
 
-def _draw_point(axis: Any, point: Point, sweep: SweepReport, largest: int) -> None:
+def _draw_point(axis: Any, point: SweepPoint, sweep: SweepReport, largest: int) -> None:
     axis.scatter(
         [point.milliseconds],
         [100 * point.accuracy],

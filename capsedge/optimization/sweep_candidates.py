@@ -61,7 +61,7 @@ class _SweepDocument:
     files: dict[str, _Made]
 
 
-class State:
+class SweepState:
     """The files in a folder, by name.
 
     Args:
@@ -174,7 +174,7 @@ class CandidateMaker:
     network: NamedModel
     sha256: str
     folder: Path
-    state: State
+    state: SweepState
     calibration: ImageSet
     search: ImageSet
     warnings: list[str] = field(default_factory=list)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from capsedge.errors import UsageError
-from capsedge.options import bounds, number, whole, within, words
+from capsedge.options import bounds, comma_separated, parse_number, parse_whole, within
 from capsedge.runtime.files import reading
 from capsedge.runtime.files.documents import MalformedJson, read_toml
 from capsedge.runtime.metadata.metadata import Outputs
@@ -158,8 +158,8 @@ def _numbers(name: str, value: Any, _: Path) -> tuple[float, ...]:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         value = [value]
     try:
-        parts = words(value) if isinstance(value, str) else map(repr, map(float, value))
-        found = tuple(number(part) for part in parts)
+        parts = comma_separated(value) if isinstance(value, str) else map(repr, map(float, value))
+        found = tuple(parse_number(part) for part in parts)
     except (TypeError, ValueError):
         found = ()
     if not found or any(abs(each) > limits.INPUT_MAGNITUDE for each in found):
@@ -185,7 +185,7 @@ def _size(name: str, value: Any, _: Path) -> tuple[int, int]:
     """Height and width, as ``28x28`` or a list of both."""
     sides = value.lower().split("x") if isinstance(value, str) else value
     try:
-        height, width = (whole(str(side)) for side in sides)
+        height, width = (parse_whole(str(side)) for side in sides)
     except (TypeError, ValueError):
         height = width = 0
     if within(height, 1, limits.IMAGE_SIDE) and within(width, 1, limits.IMAGE_SIDE):

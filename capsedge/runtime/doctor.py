@@ -1,4 +1,4 @@
-"""Diagnose this machine for ``capsedge doctor``: what works, and what each missing part costs."""
+"""Diagnose this machine for ``capsedge doctor``: what works, what is missing, drivers, JetPack."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from capsedge.errors import CapsedgeError
 from capsedge.runtime import machine as gpu
 from capsedge.runtime.backends import cuda as cuda_runtime
 from capsedge.runtime.backends import onnxruntime_session
-from capsedge.runtime.backends.cuda_operators import find_parts, load_problem
+from capsedge.runtime.backends.cuda_operators import find_cuda_operators, load_problem
 from capsedge.runtime.backends.native_library import (
     NAME,
     VARIABLE,
@@ -59,10 +59,14 @@ def table() -> Mapping[str, Any]:
     return document
 
 
-def number(version: str) -> tuple[int, ...]:
+def version_numbers(version: str) -> tuple[int, ...]:
     """``"36.4.3"`` as comparable numbers, up to the first part that is not a number."""
     match = re.match(r"\d+(\.\d+)*", version)
     return tuple(map(int, match[0].split("."))) if match else ()
+
+
+def _within(version: str, first: str, before: str) -> bool:
+    return version_numbers(first) <= version_numbers(version) < version_numbers(before)
 
 
 def l4t_release(text: str) -> str:
@@ -73,22 +77,23 @@ def l4t_release(text: str) -> str:
 
 def jetpack_of(l4t: str) -> Mapping[str, Any] | None:
     """The row of the table for an L4T release: the newest one that is not newer; None before the first."""
-    rows = [r for r in table()["jetpack"] if number(r["l4t"]) <= number(l4t)]
-    return max(rows, key=lambda r: number(r["l4t"]), default=None)
+    rows = [r for r in table()["jetpack"] if version_numbers(r["l4t"]) <= version_numbers(l4t)]
+    return max(rows, key=lambda r: version_numbers(r["l4t"]), default=None)
 
 
 def is_known(l4t: str) -> bool:
     """Whether the table has the release itself, and not only older ones."""
     row = jetpack_of(l4t)
-    return row is not None and number(l4t)[: len(number(row["l4t"]))] == number(row["l4t"])
+    if row is None:
+        return False
+    release = version_numbers(row["l4t"])
+    return version_numbers(l4t)[: len(release)] == release
 
 
 def tensorrt_row(version: str) -> Mapping[str, Any] | None:
     """The row of the table for a version of TensorRT."""
     rows: Sequence[Mapping[str, Any]] = table()["tensorrt"]
-    return next(
-        (r for r in rows if number(r["from"]) <= number(version) < number(r["before"])), None
-    )
+    return next((r for r in rows if _within(version, r["from"], r["before"])), None)
 
 
 def driver_for(cuda: str) -> str:
@@ -160,8 +165,8 @@ def tensorrt(version: str, l4t: str, cuda: str = "", driver: str = "") -> Check:
     board = jetpack_of(l4t) if l4t else None
     if board is not None:
         return _on_jetpack(version, board)
-    if cuda and driver and number(driver) < number(cuda):
-        older = f"or `pip install 'capsedge[tensorrt-cu{number(driver)[0]}]'` in its place"
+    if cuda and driver and version_numbers(driver) < version_numbers(cuda):
+        older = f"or `pip install 'capsedge[tensorrt-cu{version_numbers(driver)[0]}]'` in its place"
         return Check(
             "tensorrt", _GPU, BROKEN, f"{version} for CUDA {cuda}, with a driver for {driver}",
             _NO_ENGINES, f"install NVIDIA driver {driver_for(cuda)} or later, {older}",
@@ -170,7 +175,7 @@ def tensorrt(version: str, l4t: str, cuda: str = "", driver: str = "") -> Check:
 
 
 def _on_jetpack(version: str, board: Mapping[str, Any]) -> Check:
-    ranges = [r for r in board["runs"] if number(r[0]) <= number(version) < number(r[1])]
+    ranges = [r for r in board["runs"] if _within(version, r[0], r[1])]
     if not ranges:
         return Check(
             "tensorrt", _GPU, BROKEN,
@@ -199,7 +204,7 @@ def cuda(runtime: str, driver: str) -> Check:
     """The CUDA runtime compared with the newest CUDA that the driver supports; ``0.0`` means no driver."""
     if driver == "0.0" and not has_gpu():
         return Check("CUDA runtime", _GPU, OK, f"{runtime}, for which there is no GPU here")
-    if number(driver) < number(runtime)[:1]:
+    if version_numbers(driver) < version_numbers(runtime)[:1]:
         least = driver_for(runtime)
         installed = "no driver" if driver == "0.0" else f"a driver for {driver}"
         return Check(
@@ -216,7 +221,7 @@ def _cuda_kernels() -> Check:
         "on a GPU, ONNX Runtime and PyTorch run without them: same results, slower routing",
     )
     try:
-        library, kernels = find_parts()
+        library, kernels = find_cuda_operators()
         if why := load_problem(library, kernels) if has_gpu() else "":
             raise onnxruntime_session.kernels_problem(why)
     except onnxruntime_session.NoKernelsHere as error:
@@ -230,7 +235,8 @@ def _cuda_kernels() -> Check:
 
 def _plugin(tensorrt_version: str) -> Check:
     name, cost = "plugin library", "engines use native operators: same results, slower routing"
-    majors = [number(tensorrt_version)[0]] if number(tensorrt_version) else PLUGIN_MAJORS
+    numbers = version_numbers(tensorrt_version)
+    majors = [numbers[0]] if numbers else PLUGIN_MAJORS
     try:
         plugins = [path for path in map(find_plugin, majors) if path is not None]
         why = no_plugin(majors[0])
@@ -389,7 +395,7 @@ def _on_gpu() -> list[Check]:
             return []
         import numpy as np
 
-        from capsedge.runtime.backends.backend import graph_text
+        from capsedge.runtime.backends.backend import cuda_graphs_text
         from capsedge.runtime.load import load
         from capsedge.runtime.runtime_options import RuntimeOptions
         from capsedge.runtime.zoo import default_model
@@ -399,9 +405,7 @@ def _on_gpu() -> list[Check]:
             shape = [d if isinstance(d, int) else 1 for d in session.inputs[0].shape]
             for _ in range(3):  # the second call is captured, the third one replayed
                 session.run(np.zeros(shape, np.float32))
-            ran = (
-                f"{path.name} runs, {session.backend.ops} operators, {graph_text(session.backend)}"
-            )
+            ran = f"{path.name} runs, {session.backend.ops} operators, {cuda_graphs_text(session.backend)}"
         return [Check(name, _GPU, OK, ran)]
     except Exception as error:  # whatever stands in the way is what doctor must say
         fix = "pip install --upgrade 'onnxruntime-gpu[cuda,cudnn]'"

@@ -14,7 +14,7 @@ import numpy as np
 from capsedge.errors import ArtefactError, EnvironmentProblem, UsageError
 from capsedge.runtime.backends.cuda import load_cuda
 from capsedge.runtime.backends.engine_layers import EngineLayer
-from capsedge.runtime.backends.tensorrt_library import check_machine, this_machine
+from capsedge.runtime.backends.tensorrt_library import check_engine_machine, this_build_machine
 from capsedge.runtime.backends.tensorrt_rtx import import_for
 from capsedge.runtime.files.documents import MalformedJson
 from capsedge.runtime.files.formats import is_engine
@@ -27,15 +27,15 @@ from capsedge.runtime.inspection_report import (
     Inspection,
     Intermediate,
     RoutingLayer,
-    Tensors,
+    StoredTensors,
 )
 from capsedge.runtime.machine import power_mode
 from capsedge.runtime.metadata import engine_metadata as metadata_files
 from capsedge.runtime.metadata.metadata import ModelMetadata
 from capsedge.runtime.metadata.origin import ORIGIN_KEY, PRUNING_KEY, Origin, Pruned
 from capsedge.runtime.metadata.table_indices import read_inputs_property
-from capsedge.runtime.onnx_file.costs import votes_of
-from capsedge.runtime.onnx_file.layer_map import layer_of_weights, locations_in, merge_locations
+from capsedge.runtime.onnx_file.costs import vote_sizes_of
+from capsedge.runtime.onnx_file.layer_map import engine_locations, layer_of_weights, merge_locations
 from capsedge.runtime.onnx_file.stored_values import NotFinite, find_not_finite, not_finite
 from capsedge.runtime.onnx_file.structure import (
     BITS,
@@ -45,7 +45,7 @@ from capsedge.runtime.onnx_file.structure import (
     ValueInfo,
     structure_of,
 )
-from capsedge.runtime.onnx_file.summary import read_bytes
+from capsedge.runtime.onnx_file.summary import read_model_bytes
 from capsedge.spec.operators import DOMAIN, ROUTING_OPERATORS
 
 LARGEST = 5  # intermediate values listed
@@ -104,7 +104,7 @@ def _checkpoint(path: Path) -> Inspection:
         if name.endswith((".running_mean", ".running_var")) and "float" in kind:
             buffers += tensor.elements
         group[2] += tensor.elements * width
-    tensors = [Tensors(kind, *counts) for kind, counts in sorted(groups.items())]
+    tensors = [StoredTensors(kind, *counts) for kind, counts in sorted(groups.items())]
     return Inspection(
         path=str(path),
         kind="checkpoint",
@@ -134,7 +134,7 @@ def _damaged(file: BinaryIO, header: Header) -> list[NotFinite]:
 
 
 def _onnx(path: Path, batches: Sequence[int]) -> Inspection:
-    data = read_bytes(path)
+    data = read_model_bytes(path)
     model = structure_of(data, str(path))
     graph = model.graph
     used: dict[str, Counter[str]] = {DOMAIN: Counter(), "standard": Counter()}
@@ -157,7 +157,7 @@ def _onnx(path: Path, batches: Sequence[int]) -> Inspection:
         kind="onnx",
         bytes=path.stat().st_size,
         sha256=sha256(path),
-        tensors=[Tensors(kind, *counts) for kind, counts in sorted(groups.items())],
+        tensors=[StoredTensors(kind, *counts) for kind, counts in sorted(groups.items())],
         ir_version=model.ir_version,
         opsets=model.opsets,
         producer=model.producer,
@@ -222,7 +222,7 @@ def _votes(node: Node, shapes: dict[str, Shape], batches: Sequence[int]) -> Rout
     name = layer_of_weights(node) or node.name or (node.outputs[0] if node.outputs else "")
     try:
         children, weight = shapes[node.inputs[0]], shapes[node.inputs[spec.weight]]
-        votes = votes_of(spec, children, weight, node.attributes)
+        votes = vote_sizes_of(spec, children, weight, node.attributes)
         per_image = weights = 0
         for value, tensor in zip(spec.inputs, node.inputs, strict=False):
             if not tensor:
@@ -293,7 +293,7 @@ def inspect(model: ModelLike, *, batch: int | Sequence[int] = 1) -> Inspection |
 # --- TensorRT engines, by their metadata file: nothing is loaded ---
 
 
-def engine_layers(path: Path, device: int = 0) -> list[EngineLayer]:
+def read_engine_layers(path: Path, device: int = 0) -> list[EngineLayer]:
     """The layers of an engine and the model's that they belong to; needs TensorRT and the engine's GPU."""
     from capsedge.runtime.backends.tensorrt_engine import LoadedEngine
 
@@ -306,13 +306,13 @@ def labelled_layers(path: Path, device: int = 0) -> list[dict[str, str]]:
     """An engine's layers in the order in which they run, with the labels of ``capsedge profile``."""
     return [
         {
-            "belongs_to": merge_locations(locations_in(f"{layer.name} {layer.metadata}")).label,
+            "belongs_to": merge_locations(engine_locations(f"{layer.name} {layer.metadata}")).label,
             "name": layer.name,
             "kind": layer.kind,
             "types": ", ".join(sorted(layer.types)),
             "kernel": layer.kernel,
         }
-        for layer in engine_layers(path, device)
+        for layer in read_engine_layers(path, device)
     ]
 
 
@@ -322,9 +322,9 @@ def inspect_engine(path: Path, device: int = 0) -> EngineInspection:
     runs, because, timed_for = None, "", ""
     try:
         trt, cuda = import_for(engine_info.target), load_cuda()
-        check_machine(path, engine_info, trt, cuda, device)
+        check_engine_machine(path, engine_info, trt, cuda, device)
         runs = True
-        here = replace(this_machine(trt, cuda, device), power_mode=power_mode())
+        here = replace(this_build_machine(trt, cuda, device), power_mode=power_mode())
         timed_for = engine_info.machine.differs_in_speed(here)
     except EnvironmentProblem as error:
         because = error.what

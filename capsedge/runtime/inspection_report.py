@@ -12,13 +12,13 @@ from capsedge.runtime.metadata.engine_metadata import EngineMetadata, range_word
 from capsedge.runtime.metadata.metadata import ModelMetadata
 from capsedge.runtime.metadata.origin import Origin, Pruned
 from capsedge.runtime.metadata.table_indices import InputBounds
-from capsedge.runtime.onnx_file.stored_values import NotFinite, listed
+from capsedge.runtime.onnx_file.stored_values import NotFinite, first_few_lines
 from capsedge.runtime.onnx_file.structure import Shape, ValueInfo
-from capsedge.runtime.result_summary import Report, Table, short
+from capsedge.runtime.result_summary import Report, Table, shortened_name
 
 
 @dataclass(frozen=True)
-class Tensors:
+class StoredTensors:
     """Stored tensors of one element type."""
 
     type: str
@@ -74,7 +74,7 @@ class Inspection(Report):
     kind: str
     bytes: int
     sha256: str
-    tensors: list[Tensors]
+    tensors: list[StoredTensors]
     ir_version: int | None = None
     opsets: dict[str, int] = field(default_factory=dict)
     producer: str = ""
@@ -98,7 +98,7 @@ class Inspection(Report):
 
     def _lines(self) -> list[str]:
         size = f"{format_bytes(self.bytes)}, {self.parameters:,} parameters"
-        return [f"{short(Path(self.path).name)}: {self.kind}, {size}"]
+        return [f"{shortened_name(Path(self.path).name)}: {self.kind}, {size}"]
 
     def rows(self) -> list[tuple[str, str]]:
         """The file, its weights, and what its metadata says."""
@@ -162,7 +162,7 @@ class Inspection(Report):
         """What is wrong with the weights."""
         if not self.not_finite:
             return ()
-        return (f"weights are NaN or infinite: {'; '.join(listed(self.not_finite))}",)
+        return (f"weights are NaN or infinite: {'; '.join(first_few_lines(self.not_finite))}",)
 
     @property
     def parameters(self) -> int:
@@ -197,7 +197,9 @@ class EngineInspection(Report):
     def _lines(self) -> list[str]:
         runs = {True: "runs here", False: "does not run here", None: "may run here"}[self.runs_here]
         built = self.engine_metadata
-        return [f"{short(Path(self.path).name)}: {built.target}, {built.precision}, {runs}"]
+        return [
+            f"{shortened_name(Path(self.path).name)}: {built.target}, {built.precision}, {runs}"
+        ]
 
     def rows(self) -> list[tuple[str, str]]:
         """The engine, and where it runs."""

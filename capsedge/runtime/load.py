@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
 from capsedge.errors import UsageError
-from capsedge.options import takes
+from capsedge.options import takes_options
 from capsedge.runtime import zoo
 from capsedge.runtime.backends import BACKENDS
 from capsedge.runtime.backends.backend import Backend, ModelFile, usable_cores
@@ -44,7 +44,7 @@ def load(
 ) -> Ensemble: ...
 
 
-@takes(RuntimeOptions)
+@takes_options(RuntimeOptions)
 def load(
     path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = zoo.DEFAULT,
     options: RuntimeOptions = RuntimeOptions(),

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from capsedge.errors import EnvironmentProblem
-from capsedge.runtime.backends.native_library import find_library, levels_of, removal_of
+from capsedge.runtime.backends.native_library import find_library, levels_of, unset_command
 
 
 def machine() -> dict[str, str]:
@@ -189,7 +189,7 @@ OK, MISSING, BROKEN = "ok", "missing", "broken"
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the report.
+    """One line of the diagnosis by ``capsedge doctor``.
 
     Attributes:
         name: the part.
@@ -256,7 +256,7 @@ def gpu() -> Check:
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     if hidden is not None:
         problem = f"driver for {cuda}, but CUDA_VISIBLE_DEVICES='{hidden}' hides the GPU"
-        return Check(name, _JOB, BROKEN, problem, cost, removal_of("CUDA_VISIBLE_DEVICES"))
+        return Check(name, _JOB, BROKEN, problem, cost, unset_command("CUDA_VISIBLE_DEVICES"))
     problem = f"driver for {cuda}, but no usable GPU (CUDA error {status})"
     return Check(name, _JOB, BROKEN, problem, cost, "run nvidia-smi and follow what it says")
 

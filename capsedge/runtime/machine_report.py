@@ -25,7 +25,7 @@ from capsedge.runtime.backends.onnxruntime_session import CPU, SessionSettings, 
 from capsedge.runtime.doctor import Diagnosis, diagnose
 from capsedge.runtime.load import load
 from capsedge.runtime.machine import simd_levels
-from capsedge.runtime.result_summary import Report, Table, verdict
+from capsedge.runtime.result_summary import Report, Table, outcome_word
 from capsedge.runtime.runtime_options import RuntimeOptions
 from capsedge.runtime.session.session import Session
 from capsedge.runtime.zoo import MODELS, samples_folder, zoo_model
@@ -135,7 +135,7 @@ class MachineReport(Report):
         ]
         scores = [
             (s.model, s.level, s.problem or f"{s.difference:.1e}", "same" if s.classes else "DIFFER",
-             verdict(s.passed))
+             outcome_word(s.passed))
             for s in self.scores
         ]  # fmt: skip
         failed = [f"{c.level}: {line}" for c in self.cases for line in c.failed]
@@ -152,7 +152,10 @@ class MachineReport(Report):
         found = "everything that ran is right" if self.passed else f"{wrong} of the above are wrong"
         if not self.diagnosis.ready:
             found = "images cannot be classified here (`capsedge doctor` says why)"
-        return [f"{verdict(self.passed)}: {found}", "Paste this text into an issue of capsedge."]
+        return [
+            f"{outcome_word(self.passed)}: {found}",
+            "Paste this text into an issue of capsedge.",
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values only."""

@@ -143,7 +143,7 @@ class Report(Summarized):
         return Summary(type(self).__name__, self._lines(), rows, self.tables(), self.closing())
 
 
-def verdict(passed: bool) -> str:
+def outcome_word(passed: bool) -> str:
     """The outcome of a check, in a word."""
     return "PASSED" if passed else "FAILED"
 
@@ -153,7 +153,7 @@ def warnings_of(report: Report) -> tuple[str, ...]:
     return tuple(getattr(report, "warnings", ()))
 
 
-def short(name: object) -> str:
+def shortened_name(name: object) -> str:
     """A name from a file, for one place in a line."""
     return _cut(str(name), _NAME)
 
@@ -221,7 +221,7 @@ def new_figure(width: float, height: float) -> Any:
     return matplotlib.figure.Figure(figsize=(width, height), layout="constrained")
 
 
-def caption(text: str) -> str:
+def escape_formulas(text: str) -> str:
     """A name escaped for matplotlib, which reads dollar signs as formulas."""
     return printable(text).replace("$", r"\$")
 

@@ -15,9 +15,9 @@ from capsedge.runtime.metadata.scores import (
     AS_IT_IS,
     ONE_LINE,
     ScoresChoice,
-    mask_of,
     score_warnings_of,
     scores_of,
+    why_scores_are_mask,
 )
 from capsedge.runtime.session.session import Session
 from capsedge.spec.vocabularies import CLASSIFICATION
@@ -152,7 +152,7 @@ def check_scores(
         probed: all outputs on the check images.
     """
     values = probed[name][images.inside]
-    mask = mask_of(name, probed)
+    mask = why_scores_are_mask(name, probed)
     if mask:
         return (f"{name} is {mask}; scores show how sure an answer is, a mask does not",)
     shown, _ = scores_of(values, kind, task == CLASSIFICATION[1])
@@ -172,7 +172,7 @@ def check_computed(choice: ScoresChoice) -> None:
     )
 
 
-def kind_of(scores: NDArray[Any]) -> str:
+def kind_of_scores(scores: NDArray[Any]) -> str:
     """The kind of scores, by their values: probabilities add up to one, lengths are between 0 and 1."""
     if (scores < 0).any() or (scores > 1).any():
         return "logits"

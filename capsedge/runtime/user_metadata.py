@@ -27,7 +27,13 @@ from capsedge.runtime.onnx_file import summary
 from capsedge.runtime.onnx_file.layer_map import layer_of_weights
 from capsedge.runtime.onnx_file.structure import structure_of
 from capsedge.runtime.onnx_file.wire import with_properties
-from capsedge.runtime.score_checks import Probes, check_computed, check_scores, kind_of, run_probes
+from capsedge.runtime.score_checks import (
+    Probes,
+    check_computed,
+    check_scores,
+    kind_of_scores,
+    run_probes,
+)
 from capsedge.runtime.session.session import Session
 from capsedge.spec import limits
 from capsedge.spec.fields import PREFIX
@@ -426,7 +432,7 @@ def _scores(
     if fault := shape_fault(scores, value.shape[1:], len(names)):
         raise ValueError(fault)
     kind = requested.kind or (declared.kind if scores == declared.scores else "")
-    kind = kind or _KIND_BY_NAME.get(scores) or kind_of(value[images.inside])
+    kind = kind or _KIND_BY_NAME.get(scores) or kind_of_scores(value[images.inside])
     poses = requested.poses or declared.poses or (POSES if _posed(probed, POSES, value) else "")
     poses = poses or (posed if _posed(probed, posed, value) else "")
     if poses and (

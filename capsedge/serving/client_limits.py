@@ -264,10 +264,10 @@ class Guard:
             return
         version = parts[5] if len(parts) > 5 and parts[4] == "versions" else ""
         if (parts[3], version) not in self._known:
-            raise _Refused(404, missing(parts[3], version))
+            raise _Refused(404, unserved_model_message(parts[3], version))
 
 
-def missing(name: str, version: str) -> str:
+def unserved_model_message(name: str, version: str) -> str:
     """The message for a model that is not served."""
     return f"There is no model {name[:80]!r}" + (
         f" of version {version[:80]!r}." if version else "."

@@ -16,11 +16,11 @@ from capsedge.runtime.files import protobuf
 from capsedge.runtime.files.protobuf import BYTES, FIXED32, FIXED64, VARINT, Wire
 from capsedge.serving.request_bodies import (
     InferRequest,
-    Input,
     MalformedRequest,
-    Output,
+    RequestedOutput,
+    RequestInput,
+    bounded_text,
     raw_values,
-    short,
 )
 from capsedge.serving.request_tensors import TYPES
 from capsedge.spec import limits
@@ -56,7 +56,7 @@ class _RequestReader:
         parameters: dict[str, Any] = {}
         for number, a, b in self._wire.messages(0, len(self._data)):
             if number in texts:
-                texts[number] = short(self._text(a, b), "a name")
+                texts[number] = bounded_text(self._text(a, b), "a name")
             elif number == 4:
                 self._parameter(a, b, parameters)
             elif number == 5:
@@ -70,7 +70,7 @@ class _RequestReader:
             self._give(request.inputs, raw)
         return texts[1], texts[2], request
 
-    def _input(self, start: int, end: int) -> Input:
+    def _input(self, start: int, end: int) -> RequestInput:
         texts, shape, parameters = {1: "", 2: ""}, list[int](), dict[str, Any]()
         contents: dict[int, list[Any]] = {}
         for number, kind, a, b in self._wire.fields(start, end):
@@ -82,29 +82,29 @@ class _RequestReader:
                 if len(shape) > limits.DIMENSIONS:
                     raise MalformedRequest(f"a shape has over {limits.DIMENSIONS} sizes")
             elif kind == BYTES and number in texts:
-                texts[number] = short(self._text(a, b), "a name")
+                texts[number] = bounded_text(self._text(a, b), "a name")
             elif kind == BYTES and number == 4:
                 self._parameter(a, b, parameters)
             elif kind == BYTES and number == 5:
                 self._contents(a, b, contents)
         if len(contents) > 1:
             raise MalformedRequest(f"the contents of input '{texts[1]}' are of several types")
-        return Input(texts[1], texts[2], shape, _data(contents), parameters)
+        return RequestInput(texts[1], texts[2], shape, _data(contents), parameters)
 
-    def _output(self, start: int, end: int) -> Output:
+    def _output(self, start: int, end: int) -> RequestedOutput:
         name, parameters = "", dict[str, Any]()
         for number, a, b in self._wire.messages(start, end):
             if number == 1:
-                name = short(self._text(a, b), "a name")
+                name = bounded_text(self._text(a, b), "a name")
             elif number == 2:
                 self._parameter(a, b, parameters)
-        return Output(name, parameters)
+        return RequestedOutput(name, parameters)
 
     def _parameter(self, start: int, end: int, into: dict[str, Any]) -> None:
         name, value = "", None
         for number, a, b in self._wire.messages(start, end):
             if number == 1:
-                name = short(self._text(a, b), "a name")
+                name = bounded_text(self._text(a, b), "a name")
             elif number == 2:
                 value = self._value(a, b)
         into[name] = value
@@ -196,7 +196,7 @@ class _RequestReader:
         if self._remaining < 0:
             raise MalformedRequest(f"its inputs have over {limits.REQUEST_VALUES:,} values")
 
-    def _give(self, inputs: list[Input], raw: list[tuple[int, int]]) -> None:
+    def _give(self, inputs: list[RequestInput], raw: list[tuple[int, int]]) -> None:
         """Assign the raw contents, in order, to the inputs without other contents."""
         empty = [one for one in inputs if not len(one.data)]
         if len(empty) != len(raw):

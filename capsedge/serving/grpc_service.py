@@ -18,14 +18,20 @@ from grpc import StatusCode, aio
 
 from capsedge.errors import UsageError
 from capsedge.runtime.files.text import printable
-from capsedge.serving.client_limits import BudgetShare, Full, MemoryBudget, missing, run_off_loop
+from capsedge.serving.client_limits import (
+    BudgetShare,
+    Full,
+    MemoryBudget,
+    run_off_loop,
+    unserved_model_message,
+)
 from capsedge.serving.grpc_messages import message as message_class
 from capsedge.serving.grpc_messages import metadata_message
 from capsedge.serving.grpc_requests import from_grpc
 from capsedge.serving.inference import Model, ModelFailed
 from capsedge.serving.monitoring import Access, logger
 from capsedge.serving.request_bodies import MalformedRequest
-from capsedge.serving.responses import PLATFORM, size_of, to_grpc
+from capsedge.serving.responses import PLATFORM, response_bytes, to_grpc
 from capsedge.serving.rest import EXTENSIONS, Models, repository_index
 from capsedge.serving.stopping import REFUSED, RunningRequest, Stopping
 from capsedge.spec import limits
@@ -217,13 +223,13 @@ class _Service:
         model, raw = self._named(name, version), asked.raw
         answer = await model.infer(asked)
         message.access.id = answer.id
-        message.share.take(size_of(answer))
-        return await run_off_loop(size_of(answer), to_grpc, answer, raw)
+        message.share.take(response_bytes(answer))
+        return await run_off_loop(response_bytes(answer), to_grpc, answer, raw)
 
     def _named(self, name: str, version: str) -> Model:
         model = self._models.get((name, version))
         if model is None:
-            raise _RefusedCall(StatusCode.NOT_FOUND, missing(name, version))
+            raise _RefusedCall(StatusCode.NOT_FOUND, unserved_model_message(name, version))
         return model
 
 

@@ -24,7 +24,7 @@ from capsedge.serving.requests import PreparedRequest, read_request
 from capsedge.serving.responses import (
     InferResponse,
     check_inputs,
-    compute,
+    compute_outputs,
     model_metadata,
     respond,
 )
@@ -59,11 +59,11 @@ class Model:
         self.session, self.name, self.version = session, name, version
         self.metadata = model_metadata(session, name, version)
         size, wait = (max(1, images), wait) if can_batch(session) else (1, 0.0)
-        batches = at_once(threads)
+        batches = concurrent_inferences(threads)
         if session.backend.gpu is not None and size > 1:
             batches = min(2, batches)  # one is computed and one prepared; the rest gather
         self._batcher = DynamicBatcher(
-            Responder(session, name, version), runners(threads), batches, images_in, size, wait,
+            Responder(session, name, version), inference_threads(threads), batches, images_in, size, wait,
             sizes_in if session.metadata is None else lambda _: None,
         )  # fmt: skip
         self._seconds = SECONDS.labels(name, version)
@@ -118,7 +118,7 @@ class Responder:
 
     def _alone(self, request: InferRequest) -> InferResponse:
         prepared = read_request(request, self._session)
-        outputs = compute(self._session, prepared.arrays, prepared.computed(self._session))
+        outputs = compute_outputs(self._session, prepared.arrays, prepared.computed(self._session))
         self._count.observe(images_in(request))
         return self._respond(prepared, outputs)
 
@@ -147,7 +147,7 @@ class Responder:
     def _computed(
         self, arrays: Mapping[str, NDArray[Any]], names: Sequence[str]
     ) -> dict[str, NDArray[Any]]:
-        outputs = compute(self._session, arrays, names, math.inf)
+        outputs = compute_outputs(self._session, arrays, names, math.inf)
         check_rows(self._session.path, outputs, len(arrays[self._session.inputs[0].name]))
         return outputs
 
@@ -176,15 +176,15 @@ def _attempt(function: Callable[..., Result], *arguments: Any) -> Result | Excep
 # --- Threads ---
 
 
-def at_once(threads: int) -> int:
+def concurrent_inferences(threads: int) -> int:
     """How many inferences with this number of threads can run on the cores at the same time."""
     return max(1, usable_cores() // threads)
 
 
 @cache
-def runners(threads: int) -> ThreadPoolExecutor:
+def inference_threads(threads: int) -> ThreadPoolExecutor:
     """The threads that run all models, as many as the cores hold at ``threads`` each; one pool each."""
-    return ThreadPoolExecutor(at_once(threads), "capsedge")
+    return ThreadPoolExecutor(concurrent_inferences(threads), "capsedge")
 
 
 def _warm_up(session: Session) -> None:

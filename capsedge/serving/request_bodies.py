@@ -1,4 +1,4 @@
-"""Requests of the Open Inference Protocol, and how to read one from the body of an HTTP request.
+"""Define requests of the Open Inference Protocol, and read them from the bodies of HTTP requests.
 
 The body is JSON, which binary tensors may follow: the protocol's binary tensor data extension,
 extension_binary_data.md in https://github.com/triton-inference-server/server.
@@ -30,7 +30,7 @@ class MalformedRequest(ValueError):
 
 
 @dataclass
-class Input:
+class RequestInput:
     """A tensor of a request.
 
     Attributes:
@@ -47,7 +47,7 @@ class Input:
 
 
 @dataclass
-class Output:
+class RequestedOutput:
     """An output that a request names.
 
     Attributes:
@@ -68,8 +68,8 @@ class InferRequest:
         raw: whether the answer's tensors are to be sent as raw bytes.
     """
 
-    inputs: list[Input]
-    outputs: list[Output] = field(default_factory=list)
+    inputs: list[RequestInput]
+    outputs: list[RequestedOutput] = field(default_factory=list)
     parameters: Mapping[str, Any] = field(default_factory=dict)
     id: str | None = None
     raw: bool = False
@@ -103,7 +103,7 @@ def from_http(data: bytes, length: int | None = None) -> InferRequest:
     )
     request.raw = bool(_truth(request.parameters, _ALL_RAW, "body"))
     if body.get("id") is not None:
-        request.id = short(_member(body["id"], "body.id", str), "body.id")
+        request.id = bounded_text(_member(body["id"], "body.id", str), "body.id")
     return request
 
 
@@ -129,15 +129,15 @@ class _BinaryTensors:
             raise MalformedRequest(f"body: {left:,} bytes of binary tensors belong to no input")
 
 
-def _json_input(one: Any, number: int, tensors: _BinaryTensors | None) -> Input:
+def _json_input(one: Any, number: int, tensors: _BinaryTensors | None) -> RequestInput:
     name = f"body.inputs.{number}"
     one = _member(one, name, dict)
     shape = _need(one, "shape", list, name)
     if any(type(size) is not int for size in shape):
         raise MalformedRequest(f"{name}.shape: sizes are whole numbers")
-    tensor = Input(
-        short(_need(one, "name", str, name), f"{name}.name"),
-        short(_need(one, "datatype", str, name), f"{name}.datatype"),
+    tensor = RequestInput(
+        bounded_text(_need(one, "name", str, name), f"{name}.name"),
+        bounded_text(_need(one, "datatype", str, name), f"{name}.datatype"),
         shape,
         [],
         _parameters(one, name),
@@ -159,12 +159,14 @@ def _json_input(one: Any, number: int, tensors: _BinaryTensors | None) -> Input:
     return tensor
 
 
-def _json_output(one: Any, number: int) -> Output:
+def _json_output(one: Any, number: int) -> RequestedOutput:
     name = f"body.outputs.{number}"
     one = _member(one, name, dict)
     parameters = _parameters(one, name)
     raw = _truth(parameters, _RAW, name)
-    return Output(short(_need(one, "name", str, name), f"{name}.name"), parameters, raw)
+    return RequestedOutput(
+        bounded_text(_need(one, "name", str, name), f"{name}.name"), parameters, raw
+    )
 
 
 def _truth(parameters: Mapping[str, Any], key: str, name: str) -> bool | None:
@@ -194,7 +196,7 @@ def _member(value: Any, name: str, kind: type) -> Any:
     return value
 
 
-def short(text: str, name: str) -> str:
+def bounded_text(text: str, name: str) -> str:
     """A text that is short enough for a name. Raises MalformedRequest if it is not."""
     if len(text) > limits.NAME_CHARACTERS:
         raise MalformedRequest(f"{name}: it has over {limits.NAME_CHARACTERS:,} characters")
@@ -204,7 +206,7 @@ def short(text: str, name: str) -> str:
 # --- Raw bytes, after JSON or in a gRPC message ---
 
 
-def raw_values(tensor: Input, data: memoryview) -> NDArray[Any] | list[bytes]:
+def raw_values(tensor: RequestInput, data: memoryview) -> NDArray[Any] | list[bytes]:
     """The values of a tensor sent as raw bytes: little-endian numbers, or texts with their lengths.
 
     Returns:

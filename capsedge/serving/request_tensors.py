@@ -38,7 +38,7 @@ def datatype_of(port: Port, path: object) -> str:
     return DATATYPES[port.dtype]
 
 
-def check_size(name: str, shape: Sequence[int]) -> int:
+def checked_value_count(name: str, shape: Sequence[int]) -> int:
     """The number of values of a tensor with a given shape."""
     sizes = list(shape)
     if len(sizes) > limits.DIMENSIONS:
@@ -69,7 +69,7 @@ def array_of(name: str, datatype: str, shape: Sequence[int], data: object) -> ND
         shape: its sizes.
         data: its values in row-major order, flat or nested.
     """
-    count = check_size(name, shape)
+    count = checked_value_count(name, shape)
     dtype = TYPES.get(datatype)
     if dtype is None:
         known = ", ".join(TYPES)
@@ -138,7 +138,7 @@ def _no_numbers(name: str, datatype: str) -> UsageError:
 
 def encoded_images(name: str, shape: Sequence[int], data: object) -> list[bytes]:
     """The files in a tensor of type BYTES, either raw or in base64, which JSON requires."""
-    count = check_size(name, shape)
+    count = checked_value_count(name, shape)
     elements = list(data) if isinstance(data, (list, tuple)) else [data]
     if len(elements) != count or not count:
         raise UsageError(

@@ -20,7 +20,7 @@ from capsedge.spec import limits
 if TYPE_CHECKING:
     from capsedge.runtime.session.predictions import Prediction
     from capsedge.runtime.session.session import Session
-    from capsedge.serving.request_bodies import InferRequest, Input
+    from capsedge.serving.request_bodies import InferRequest, RequestInput
 
 
 # --- Masks as outputs ---
@@ -159,7 +159,7 @@ def _check_names(names: Sequence[str], session: Session) -> None:
         )
 
 
-def _array(tensor: Input, session: Session, invert: bool, sizes: list[Size]) -> NDArray[Any]:
+def _array(tensor: RequestInput, session: Session, invert: bool, sizes: list[Size]) -> NDArray[Any]:
     """The values of a tensor, or its encoded images prepared, whose own sizes are added to ``sizes``."""
     if tensor.datatype != BYTES:
         return array_of(tensor.name, tensor.datatype, tensor.shape, tensor.data)

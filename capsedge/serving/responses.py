@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 Arrays = Mapping[str, NDArray[Any]]
 
 
-def compute(
+def compute_outputs(
     session: Session, arrays: Arrays, names: Sequence[str], most: float = limits.REQUEST_VALUES
 ) -> dict[str, NDArray[Any]]:
     """Compute the named outputs within ``most`` values; a capsedge file takes any number of images."""
@@ -220,7 +220,7 @@ _CONTENTS = {
 }  # fmt: skip
 
 
-def size_of(response: InferResponse) -> int:
+def response_bytes(response: InferResponse) -> int:
     """The size in bytes of its tensors together with their encoding."""
     return sum(_raw_size(array) + _WRITTEN * array.size for array in response.outputs.values())
 

@@ -17,7 +17,7 @@ from capsedge.errors import UsageError
 from capsedge.serving.client_limits import ACCESS, SHARE, Full, run_off_loop
 from capsedge.serving.inference import Model, ModelFailed
 from capsedge.serving.request_bodies import MalformedRequest, from_http
-from capsedge.serving.responses import PLATFORM, size_of, to_http
+from capsedge.serving.responses import PLATFORM, response_bytes, to_http
 from capsedge.serving.stopping import Stopping
 
 EXTENSIONS = ["binary_tensor_data", "model_repository"]  # of the latter, only the index exists
@@ -116,7 +116,7 @@ class _Endpoints:
         asked.id = asked.id or access.id
         try:
             answer = await self._named(request).infer(asked)
-            request.scope[SHARE].take(size_of(answer))
+            request.scope[SHARE].take(response_bytes(answer))
         except UsageError as error:
             return _refusal(" ".join(str(error).splitlines()), 400)
         except ModelFailed as error:
@@ -126,7 +126,7 @@ class _Endpoints:
         finally:
             access.id = asked.id or ""
         raw = asked.sent_raw(answer.outputs)
-        parts, length = await run_off_loop(size_of(answer), to_http, answer, raw)
+        parts, length = await run_off_loop(response_bytes(answer), to_http, answer, raw)
         del answer
         return _parts(parts, length)
 

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 from capsedge import __version__
 from capsedge.errors import EnvironmentProblem, UsageError
-from capsedge.options import takes
+from capsedge.options import takes_options
 from capsedge.runtime.load import load
 from capsedge.runtime.runtime_options import RuntimeOptions
 from capsedge.runtime.session.session import Session
 from capsedge.serving.serve_options import ServeOptions
 from capsedge.serving.served_models import (
-    Address,
-    Ports,
     ServedSession,
-    Serving,
+    ServerAddress,
+    ServerPorts,
+    ServerSettings,
     fixed_size,
     measure_size,
 )
@@ -41,12 +41,12 @@ _PACKAGES = (
 )  # fmt: skip
 
 
-@takes(ServeOptions)
+@takes_options(ServeOptions)
 def serve(
     models: str | Sequence[str],
     options: ServeOptions = ServeOptions(),
     *,
-    ready: Callable[[Serving, Address], None] = lambda _serving, _address: None,
+    ready: Callable[[ServerSettings, ServerAddress], None] = lambda _serving, _address: None,
     log: Callable[[str], None] = lambda _: None,
     **_keywords: Unpack[ServeKeywords],
 ) -> int:
@@ -75,7 +75,7 @@ def serve(
         options.threads,
         options.batch,
         options.host,
-        Ports(*options.ports),
+        ServerPorts(*options.ports),
     )
     wait_ms, log_level = options.wait, options.log_level
     with ExitStack() as stack:
@@ -106,7 +106,9 @@ def serve(
             ServedSession(model.name, model.version, model.file, session, size)
             for model, session, size in zip(named, sessions, sizes, strict=True)
         )
-        serving = Serving(served, host, ports, threads, wait_ms, options.stop_timeout, __version__)
+        serving = ServerSettings(
+            served, host, ports, threads, wait_ms, options.stop_timeout, __version__
+        )
         _open_files()
         start_log(log_level, log)
 

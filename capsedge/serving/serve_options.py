@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from capsedge.errors import UsageError
-from capsedge.options import LONGEST_SECONDS, Options, option, whole
+from capsedge.options import LONGEST_SECONDS, Options, option, parse_whole
 from capsedge.spec import limits
 from capsedge.spec.vocabularies import OPS
 
@@ -19,7 +19,7 @@ _ADDRESSES, _EXECUTION = "Addresses", "Execution"
 
 def _batch(text: str) -> int | str:
     try:
-        return whole(text)
+        return parse_whole(text)
     except ValueError:
         return text
 

@@ -25,7 +25,7 @@ _CLOSE = 1.05  # times the least time per image: a larger batch must gain more t
 
 @dataclass(frozen=True)
 class BatchSize:
-    """The batch size: how many images run together.
+    """The batch size of a served model: how many images run together.
 
     Attributes:
         images: most images per inference.
@@ -138,7 +138,7 @@ class ServedSession(ModelName):
 
 
 @dataclass(frozen=True)
-class Ports:
+class ServerPorts:
     """TCP ports; 0 stands for a free one."""
 
     rest: int
@@ -147,7 +147,7 @@ class Ports:
 
 
 @dataclass(frozen=True)
-class Address:
+class ServerAddress:
     """The address at which a server listens.
 
     Attributes:
@@ -156,11 +156,11 @@ class Address:
     """
 
     host: str
-    ports: Ports
+    ports: ServerPorts
 
 
 @dataclass(frozen=True)
-class Serving:
+class ServerSettings:
     """Everything that a server needs to know.
 
     Attributes:
@@ -175,7 +175,7 @@ class Serving:
 
     models: tuple[ServedSession, ...]
     host: str
-    ports: Ports
+    ports: ServerPorts
     threads: int
     wait_ms: float
     stop_timeout: float

@@ -19,7 +19,7 @@ from capsedge.serving.client_limits import Guard, MemoryBudget
 from capsedge.serving.grpc_service import grpc_server
 from capsedge.serving.http_connection import Connection
 from capsedge.serving.inference import Model
-from capsedge.serving.served_models import Address, Ports, Serving
+from capsedge.serving.served_models import ServerAddress, ServerPorts, ServerSettings
 from capsedge.serving.stopping import Stopping
 from capsedge.spec import limits
 
@@ -43,7 +43,7 @@ class Server:
         OSError: a port cannot be bound; ``filename`` is its option.
     """
 
-    def __init__(self, serving: Serving) -> None:
+    def __init__(self, serving: ServerSettings) -> None:
         host, ports, budget = serving.host, serving.ports, MemoryBudget()
         models = {
             (served.name, served.version): Model(
@@ -69,7 +69,7 @@ class Server:
             )
         self._sockets = [web, metrics]
         taken = [one.getsockname()[1] for one in self._sockets]
-        self.address = Address(_bracketed(host), Ports(taken[0], grpc_port, taken[1]))
+        self.address = ServerAddress(_bracketed(host), ServerPorts(taken[0], grpc_port, taken[1]))
         guard = Guard(
             rest.endpoints(models, serving.version, self._stopping), rest.metrics(), taken[1],
             _hosts(host), set(models), budget, self._stopping,
@@ -83,7 +83,7 @@ class Server:
         )  # fmt: skip
         self._signal: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
-    async def run(self, ready: Callable[[Address], None]) -> int:
+    async def run(self, ready: Callable[[ServerAddress], None]) -> int:
         """Serve until a signal, and return its number; ``ready`` is called with the addresses."""
         self._take_signals()
         await self._grpc.start()

@@ -158,7 +158,7 @@ class ModelName:
     file: str
 
 
-def file_of(argument: str | Path) -> Path:
+def file_of_model_argument(argument: str | Path) -> Path:
     """The file that an argument such as ``digits=model.onnx`` names."""
     return Path(_parsed(str(argument)).file)
 
@@ -198,7 +198,7 @@ def _free(models: Sequence[ModelName], name: str) -> int:
     return 1 + max((int(version) for version in taken), default=0)
 
 
-def folders(arguments: Sequence[str]) -> list[ModelName]:
+def repository_models(arguments: Sequence[str]) -> list[ModelName]:
     """The same for a model repository, where each model has its own folder and may get a twin."""
     named = [_parsed(text) for text in arguments]
     seen: dict[str, str] = {}

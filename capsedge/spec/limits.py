@@ -338,7 +338,7 @@ PARQUET_LIST_RATIO = _limit(
 # --- What differs between runtimes ---
 
 
-class Difference(NamedTuple):
+class RuntimeLimit(NamedTuple):
     """A smaller limit of one runtime. What exceeds it is refused where a file for it is written.
 
     Attributes:
@@ -354,13 +354,13 @@ class Difference(NamedTuple):
 
 
 DIFFERENCES = (
-    Difference(
+    RuntimeLimit(
         "cuda",
         "ITERATIONS",
         64,
         "a kernel gets its layer by value, with an inverse temperature for each iteration",
     ),
-    Difference(
+    RuntimeLimit(
         "libcapsedge",
         "DIMENSIONS",
         8,
@@ -369,7 +369,7 @@ DIFFERENCES = (
 )
 
 
-def limit_of(runtime: str, name: str) -> int:
+def runtime_limit(runtime: str, name: str) -> int:
     """The value of a limit in a runtime."""
     own = (d.value for d in DIFFERENCES if (d.runtime, d.limit) == (runtime, name))
     return next(own, LIMITS[name].value)

@@ -29,7 +29,7 @@ Default = int | float | tuple[int, ...] | tuple[float, ...] | None
 
 @dataclass(frozen=True)
 class Value:
-    """An input or output.
+    """An input or output of a capsule operator.
 
     Attributes:
         name: its formal name.
@@ -84,7 +84,7 @@ WINDOWS_OF = {"H'": ("H", "Kh", 0), "W'": ("W", "Kw", 1)}
 
 
 @dataclass(frozen=True)
-class Layout:
+class RoutingWeightLayout:
     """The meaning of the axes of a routing weight, and which of them the scale of an INT8 weight keeps."""
 
     weight: tuple[str, ...]
@@ -96,14 +96,14 @@ class Layout:
         return tuple(k for k, axis in enumerate(self.weight) if axis not in self.scale)
 
 
-DENSE = Layout(("I", "J", "Pout", "Pin"), ("J", "Pout"))
-WINDOWS = Layout(("Kh", "Kw", "C", "M", "K", "L"), ("M", "L"))
-VOTES_AS_INPUT = Layout((), ())  # votes are an input: there is no weight
+DENSE = RoutingWeightLayout(("I", "J", "Pout", "Pin"), ("J", "Pout"))
+WINDOWS = RoutingWeightLayout(("Kh", "Kw", "C", "M", "K", "L"), ("M", "L"))
+VOTES_AS_INPUT = RoutingWeightLayout((), ())  # votes are an input: there is no weight
 
 
 @dataclass(frozen=True)
 class Operator:
-    """One operator.
+    """A capsule operator of the domain ``capsedge``.
 
     Attributes:
         name: its type in ONNX.
@@ -133,7 +133,7 @@ class Operator:
     outputs: tuple[Value, ...]
     attributes: tuple[Attribute, ...] = ()
     torch: str = ""
-    layout: Layout | None = None
+    layout: RoutingWeightLayout | None = None
     routing: str = ""
     iteration_values: tuple[str, ...] = ()
     couplings: bool = False

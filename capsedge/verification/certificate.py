@@ -12,7 +12,7 @@ from capsedge.errors import ParityError
 from capsedge.metrics import DecisionsDocument, EstimatesDocument
 from capsedge.runtime.files.writing import write_text
 from capsedge.runtime.metadata.origin import SUMMARY_FIELDS
-from capsedge.runtime.result_summary import Report, Table, short, verdict
+from capsedge.runtime.result_summary import Report, Table, outcome_word, shortened_name
 from capsedge.runtime.session.masks import OverlapDocument, overlap_rows
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ class Link:
         return ", ".join(words)
 
 
-class Verdict(Report):
+class VerificationOutcome(Report):
     """The outcome of a verification.
 
     Attributes:
@@ -195,7 +195,7 @@ class Verdict(Report):
     @property
     def verdict(self) -> str:
         """``PASSED`` or ``FAILED``."""
-        return verdict(self.passed)
+        return outcome_word(self.passed)
 
     def rows(self) -> list[tuple[str, str]]:
         """Nothing: all is in the tables."""
@@ -231,7 +231,7 @@ class Verdict(Report):
 
 
 @dataclass(frozen=True, repr=False)
-class Certificate(Verdict):
+class Certificate(VerificationOutcome):
     """The outcome of ``capsedge.verify``.
 
     Attributes:
@@ -261,7 +261,7 @@ class Certificate(Verdict):
         return tuple(self.samples.get("warnings", ()))
 
     def _lines(self) -> list[str]:
-        chain = " -> ".join(short(link.file or link.kind) for link in self.chain)
+        chain = " -> ".join(shortened_name(link.file or link.kind) for link in self.chain)
         worst = max((o["max_abs"] for o in self.samples["outputs"]), default=0.0)
         measured = f"largest difference {worst:.2g}"
         if decisions := self.samples["decisions"]:

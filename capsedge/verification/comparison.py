@@ -142,7 +142,7 @@ class OutputMetrics:
 
 @dataclass
 class OutputComparison:
-    """Metrics of one set of images."""
+    """The comparison of an artefact's outputs with the reference's on one set of images."""
 
     session: Session
     outputs: dict[str, OutputMetrics]

@@ -26,7 +26,7 @@ from capsedge.exporters.c import toolchain
 from capsedge.exporters.c.folder import origin_of
 from capsedge.exporters.c.naming import check_prefix
 from capsedge.exporters.c.program import C_TYPES
-from capsedge.exporters.c.write_c import generate
+from capsedge.exporters.c.write_c import generate_c_folder
 from capsedge.runtime.backends.backend import (
     Backend,
     BatchRange,
@@ -205,7 +205,9 @@ def open_folder(folder: Path, file: Path) -> Session:
         )
     data, _ = read_harmless(file)
     prefix = check_prefix(origin.name)
-    files, description = generate(data, Path(origin.file), prefix, origin.batch, origin.fit)
+    files, description = generate_c_folder(
+        data, Path(origin.file), prefix, origin.batch, origin.fit
+    )
     for name in (f"{prefix}.h", f"{prefix}.c"):
         with readable_errors(folder / name), open_regular_file(folder / name) as stream:
             content = stream.read(len(files[name]) + 1)

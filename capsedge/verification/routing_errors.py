@@ -17,7 +17,13 @@ from capsedge.tolerance import DEFAULTS, OTHER_OUTPUTS, Tolerance, excess, neare
 from capsedge.verification.certificate import CellDocument, RoutingErrorsDocument
 from capsedge.verification.reference import Reference
 from capsedge.verification.requirements import Requirements
-from capsedge.verification.routing_probe import Probe, RoutingCallValues, Site, Step, trace
+from capsedge.verification.routing_probe import (
+    Probe,
+    RoutingCallValues,
+    RoutingSite,
+    RoutingStep,
+    unroll_routing_calls,
+)
 
 Array = NDArray[Any]
 
@@ -202,9 +208,9 @@ def measure_routing_errors(
         images, hard = np.resize(images, (batch, *images.shape[1:])), np.resize(hard, batch)
     rule = _Rule.of(session, limits or Requirements.of(session), hard)
     inputs = torch.from_numpy(images)
-    exact = trace(reference.fp64, inputs.double())
-    rounded = trace(reference.module, inputs)
-    moved = [trace(module, x) for module, (x,) in reference.moved([inputs])]
+    exact = unroll_routing_calls(reference.fp64, inputs.double())
+    rounded = unroll_routing_calls(reference.module, inputs)
+    moved = [unroll_routing_calls(module, x) for module, (x,) in reference.moved([inputs])]
     fused = session.backend.ops != "portable"
     probe = Probe(session.path, find_library() if fused else None)
     if len(exact) != len(probe.sites):  # the exporter leaves out nodes that reach no output
@@ -234,7 +240,7 @@ def measure_routing_errors(
     return RoutingErrors(tuple(rows), note)
 
 
-def _other(site: Site, call: RoutingCallValues, values: dict[str, Array]) -> str:
+def _other(site: RoutingSite, call: RoutingCallValues, values: dict[str, Array]) -> str:
     """What shows that a layer of the file is not the reference's; empty if nothing does."""
     steps = {step.iteration: step for step in call.steps}
     if OPERATORS[call.operator].iterates and max(site.values, default=0) > max(steps):
@@ -248,7 +254,7 @@ def _other(site: Site, call: RoutingCallValues, values: dict[str, Array]) -> str
 
 def _rows(
     rule: _Rule,
-    site: Site,
+    site: RoutingSite,
     values: dict[str, Array],
     call: RoutingCallValues,
     own: RoutingCallValues,
@@ -271,9 +277,9 @@ def _row(
     rule: _Rule,
     layer: str,
     artefact: dict[str, Array],
-    step: Step,
-    rounded: Step,
-    moved: Sequence[Step],
+    step: RoutingStep,
+    rounded: RoutingStep,
+    moved: Sequence[RoutingStep],
 ) -> ErrorRow:
     """The cells of a place: what the file has, and the reference in FP64, FP32 and with inputs moved."""
     couplings = pose = length = None

@@ -37,7 +37,7 @@ _PASSES = {o.first_pass: o.name for o in OPERATORS.values() if o.first_pass}
 
 
 @dataclass
-class Site:
+class RoutingSite:
     """One place in the graph where an operator routes.
 
     Attributes:
@@ -79,9 +79,9 @@ class Probe:
     def __init__(self, path: Path, library: Path | None = None) -> None:
         model = onnx.load_model_from_string(read_harmless(path)[0])
         self._library = library
-        self.sites: list[Site] = []
+        self.sites: list[RoutingSite] = []
         functions = {(f.domain, f.name, f.overload): f for f in model.functions}
-        open_site: Site | None = None
+        open_site: RoutingSite | None = None
         for node in model.graph.node:
             if node.domain == DOMAIN and operator_of(node.op_type) in ROUTING_OPERATORS:
                 open_site = None
@@ -120,12 +120,12 @@ class Probe:
         return backend.run({port.name: images.astype(port.dtype)}, self._names)
 
 
-def _site(operator: str) -> Site:
+def _site(operator: str) -> RoutingSite:
     """A place without values yet."""
-    return Site(_PASSES.get(operator, operator), uniform=operator in _PASSES)
+    return RoutingSite(_PASSES.get(operator, operator), uniform=operator in _PASSES)
 
 
-def _from_outside(node: onnx.NodeProto) -> Site:
+def _from_outside(node: onnx.NodeProto) -> RoutingSite:
     """The inputs and outputs of a node."""
     operator = operator_of(node.op_type)
     site = _site(operator)
@@ -140,7 +140,7 @@ def _from_outside(node: onnx.NodeProto) -> Site:
 
 def _opened(
     model: onnx.ModelProto, node: onnx.NodeProto, body: onnx.FunctionProto, number: int
-) -> Site:
+) -> RoutingSite:
     """Give a node its own function, whose marked values are outputs."""
     operator = operator_of(node.op_type)
     site = _site(operator)
@@ -169,7 +169,7 @@ Array = NDArray[Any]
 
 
 @dataclass
-class Step:
+class RoutingStep:
     """Values after one routing iteration; iteration 0 is the layer's input.
 
     Attributes:
@@ -199,13 +199,13 @@ class RoutingCallValues:
 
     operator: str
     layer: str
-    steps: list[Step]
+    steps: list[RoutingStep]
     uniform: bool = False
     sources: tuple[RoutingCallValues | None, ...] = ()
     live: bool = field(default=False, compare=False)
 
 
-def trace(module: nn.Module, images: Tensor) -> list[RoutingCallValues]:
+def unroll_routing_calls(module: nn.Module, images: Tensor) -> list[RoutingCallValues]:
     """Run a module and unroll every routing operator that it calls, in order.
 
     The unrolled values come from the operator's own definition, run with 1, 2, ... T iterations. Calls that
@@ -310,10 +310,10 @@ class _RoutingRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _step(
     iteration: int, pose: Tensor, couplings: Tensor | None = None, length: Tensor | None = None
-) -> Step:
+) -> RoutingStep:
     if length is None:
         length = pose.norm(dim=-1)
-    return Step(
+    return RoutingStep(
         iteration,
         pose.numpy().copy(),
         length.numpy().copy(),

@@ -15,9 +15,9 @@ from onnx import numpy_helper
 from torch import Tensor
 
 from capsedge.datasets import ImageSet, read_images
-from capsedge.datasets.array_files import by_name, read_arrays
+from capsedge.datasets.array_files import arrays_by_input, read_arrays
 from capsedge.errors import CapsedgeError, UsageError
-from capsedge.exporters.parity import input_cases, outside
+from capsedge.exporters.parity import input_cases, out_of_range_cases
 from capsedge.graph.fusion.index_inputs import table_sizes
 from capsedge.graph.ir import Graph
 from capsedge.models.user.example_inputs import whole_numbers
@@ -236,7 +236,7 @@ def _read_arrays(
     if not isinstance(inputs, Mapping):
         inputs = {"array": inputs}
     ports = session.inputs
-    values = by_name(inputs, [port.name for port in ports], source)
+    values = arrays_by_input(inputs, [port.name for port in ports], source)
     arrays = [_fitting(port, value, source) for port, value in zip(ports, values, strict=True)]
     if len({len(each) for each in arrays}) > 1:
         raise UsageError(
@@ -247,7 +247,7 @@ def _read_arrays(
     samples = _named(source, session, arrays)
     own = [torch.from_numpy(np.ascontiguousarray(each)) for each in arrays]
     cases = input_cases(own, (1,))
-    beyond = outside(cases, own)
+    beyond = out_of_range_cases(cases, own)
     hard = {name: tensors for name, tensors in cases if name not in beyond}
     return samples.first(limit), _hard(session, hard, own)
 

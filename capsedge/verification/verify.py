@@ -22,11 +22,11 @@ from capsedge.graph.random_nodes import refuse_random
 from capsedge.metrics import Decisions, check_above_chance
 from capsedge.models.user.example_inputs import in_order_of
 from capsedge.models.user.module import UserModule
-from capsedge.options import takes
+from capsedge.options import takes_options
 from capsedge.runtime.files.writing import DATA, MODEL, WEIGHTS, as_path, sha256
 from capsedge.runtime.load import load
 from capsedge.runtime.machine import machine, versions
-from capsedge.runtime.metadata.cascade_metadata import Parent
+from capsedge.runtime.metadata.cascade_metadata import CascadeParent
 from capsedge.runtime.metadata.origin import AnySplit, pruned_of
 from capsedge.runtime.onnx_file.stored_values import refuse_not_finite
 from capsedge.runtime.onnx_file.summary import read_harmless
@@ -80,7 +80,7 @@ ReferenceRun: TypeAlias = nn.Module | UserModule | Path | str | None
 Runs = Iterable[tuple[tuple[NDArray[Any], ...], Arrays]]
 
 
-@takes(VerifyOptions)
+@takes_options(VerifyOptions)
 def verify(
     reference: ReferenceRun,
     artefact: Session | Path | str,
@@ -200,7 +200,7 @@ def certify(
         limits=limits.to_dict(),
         failures=tuple(failures),
         routing_errors=routing_errors,
-        versions=software(),
+        versions=software_versions(),
         machine=machine(),
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
     )
@@ -300,7 +300,7 @@ def _warnings(session: Session, decisions: Decisions | None, data: str) -> list[
     return found
 
 
-def software() -> dict[str, str]:
+def software_versions() -> dict[str, str]:
     """The versions of the software that a comparison depends on."""
     return {
         "capsedge": VERSION,
@@ -310,7 +310,7 @@ def software() -> dict[str, str]:
 
 
 def check_arguments(data: object, inputs: object) -> None:
-    """Refuse two kinds of data.
+    """Refuse a verification with both a data set and inputs.
 
     Raises:
         UsageError: both are given.
@@ -544,7 +544,7 @@ def _source_links(session: Session) -> tuple[Link, ...]:
     return links
 
 
-def _parent_link(parent: Parent) -> Link:
+def _parent_link(parent: CascadeParent) -> Link:
     kind = "onnx" if parent.precision == "fp32" else "quantized"
     facts: LinkFacts = {
         "precision": parent.precision,

@@ -14,27 +14,27 @@ from numpy.typing import NDArray
 from capsedge.datasets import ImageSet
 from capsedge.errors import UsageError
 from capsedge.metrics import Decisions, DecisionsDocument, EstimatesDocument, RegressionErrors
-from capsedge.options import takes
+from capsedge.options import takes_options
 from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.load import load
 from capsedge.runtime.machine import machine
-from capsedge.runtime.metadata.origin import joint
+from capsedge.runtime.metadata.origin import joint_training_split
 from capsedge.runtime.metadata.scores import scores_of
 from capsedge.runtime.progress import Progress, silent
-from capsedge.runtime.result_summary import Table, short
+from capsedge.runtime.result_summary import Table, shortened_name
 from capsedge.runtime.runtime_options import RuntimeOptions
 from capsedge.runtime.session.ensemble import Ensemble, mean
 from capsedge.runtime.session.session import Session
 from capsedge.verification.certificate import (
     Certificate,
     MemberDocument,
-    Verdict,
+    VerificationOutcome,
     accuracy_rows,
     flip_rows,
 )
 from capsedge.verification.reference import Arrays
 from capsedge.verification.requirements import Requirements, drop_failures
-from capsedge.verification.verify import ReferenceRun, certify, software
+from capsedge.verification.verify import ReferenceRun, certify, software_versions
 from capsedge.verification.verify_options import VerifyOptions
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ SCHEMA = 1
 
 
 @dataclass(frozen=True, repr=False)
-class EnsembleCertificate(Verdict):
+class EnsembleCertificate(VerificationOutcome):
     """The outcome of ``capsedge.verify_ensemble``.
 
     Attributes:
@@ -76,7 +76,7 @@ class EnsembleCertificate(Verdict):
     created: str
 
     def _lines(self) -> list[str]:
-        files = " + ".join(short(member.chain[-1].file) for member in self.members)
+        files = " + ".join(shortened_name(member.chain[-1].file) for member in self.members)
         measured = f"mean {self.averaged}"
         if self.decisions is not None:
             measured += f", {self.decisions['agreement']:.2%} equal decisions"
@@ -175,7 +175,7 @@ class _MemberOutputs:
         return scores_of(outputs[name], self.session.roles.kind, self.session.roles.multi_label)[0]
 
 
-@takes(VerifyOptions)
+@takes_options(VerifyOptions)
 def verify_ensemble(
     references: Sequence[ReferenceRun] | None,
     ensemble: Ensemble | Sequence[Path | str],
@@ -227,7 +227,9 @@ def verify_ensemble(
     found = [_MemberOutputs(member) for member in members]
     limits = [Requirements.of(member, options) for member in members]
     # Members must be compared on the same images, which none was trained on.
-    rule = joint(m.metadata.training_split for m in members if m.metadata is not None)
+    rule = joint_training_split(
+        m.metadata.training_split for m in members if m.metadata is not None
+    )
     certificates: list[Certificate] = []
     for number, member in enumerate(members):
 
@@ -292,7 +294,7 @@ def _averaged_failures(
         alone=tuple(alone),
         limits={"min_agreement": least, "max_drop_points": max(drops) if drops else None},
         failures=tuple(failures),
-        versions=software(),
+        versions=software_versions(),
         machine=machine(),
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
     )

@@ -7,21 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from capsedge.options import LARGEST_COUNT, Options, option, tolerance
+from capsedge.options import LARGEST_COUNT, Options, option, parse_tolerance
 from capsedge.spec.vocabularies import OPS
 
 # The name of an output, or "" for all others, with its absolute and its relative part.
 OutputTolerance = tuple[str, float, float]
 
 
-def output_tolerance(text: str) -> OutputTolerance:
+def parse_output_tolerance(text: str) -> OutputTolerance:
     """A tolerance of all outputs or of one, such as ``1e-5,1e-4`` or ``poses:1e-5,1e-4``.
 
     Raises:
         UsageError: the text has another form.
     """
     name, _, parts = text.rpartition(":")
-    return (name, *tolerance(parts))
+    return (name, *parse_tolerance(parts))
 
 
 def _listed(given: Any) -> Any:
@@ -51,7 +51,7 @@ class VerifyOptions(Options):
         "Tolerance: absolute, and relative to the length of a pose, such as 1e-5,1e-4, or of one output: "
         "poses:1e-5,1e-4; repeatable.",
         metavar="[NAME:]ATOL,RTOL",
-        parse=output_tolerance,
+        parse=parse_output_tolerance,
         panel="Limits",
     )
     min_agreement: float | None = option(

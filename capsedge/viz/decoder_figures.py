@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
 from capsedge.runtime.images.inputs import Images
-from capsedge.runtime.session.classify import overlay
+from capsedge.runtime.session.classify import blend_class_pictures
 from capsedge.runtime.session.session import Session
 from capsedge.viz.examples import (
     MOST_CLASSES,
     Examples,
-    best,
-    check_finite,
+    best_classes,
+    check_drawable,
     class_index,
     class_names,
     read_examples,
@@ -31,7 +31,7 @@ from capsedge.viz.figure import (
     blank,
     draw_sheet,
     fit,
-    rounded,
+    rounded_lists,
     sheet_size,
 )
 
@@ -89,7 +89,7 @@ class Reconstructions(Picture):
         tiles = [Tile(self.examples.pixels[n])]
         for k, j in enumerate(self.classes):
             frame = BEST if j == self.winners[n] else ""
-            pixels = overlay(self.pictures[n, k : k + 1], [0])
+            pixels = blend_class_pictures(self.pictures[n, k : k + 1], [0])
             tiles.append(Tile(pixels, f"{self.scores[n, k]:.3f}", frame))
         return tiles
 
@@ -100,8 +100,8 @@ class Reconstructions(Picture):
             "images": [
                 {
                     "image": name,
-                    "scores": rounded(self.scores[n]),
-                    "pictures": rounded(self.pictures[n]),
+                    "scores": rounded_lists(self.scores[n]),
+                    "pictures": rounded_lists(self.pictures[n]),
                 }
                 for n, name in enumerate(self.examples.names)
             ],
@@ -115,9 +115,9 @@ def compute_reconstructions(
     session.can.check_reconstruct()
     examples = read_examples(session, images, invert)
     pictures = session.reconstruct(examples.inputs, prepared=True)
-    check_finite(session, "pictures", pictures)
+    check_drawable(session, "pictures", pictures)
     scores = np.stack([p.scores for p in examples.predictions])
-    classes = sorted(best(scores.max(axis=0), MOST_CLASSES))
+    classes = sorted(best_classes(scores.max(axis=0), MOST_CLASSES))
     left_out = f"Only the {MOST_CLASSES} best of {scores.shape[1]} classes are shown."
     return Reconstructions(
         model=session.path.name,
@@ -127,7 +127,7 @@ def compute_reconstructions(
         names=tuple(class_names(session, classes)),
         pictures=pictures[:, classes],
         scores=scores[:, classes],
-        winners=tuple(best(row, 1)[0] for row in scores),
+        winners=tuple(best_classes(row, 1)[0] for row in scores),
     )
 
 
@@ -225,15 +225,20 @@ class Segmentation(Picture):
         verdict = {True: "\nright", False: "\nwrong", None: ""}[s.right]
         tiles = [
             Tile(pixels),
-            Tile(over(pixels, s, s.predicted), s.text(s.predicted) + verdict, frame),
-            Tile(over(pixels, s, (first, None)), f"{s.text([first])}\n{s.scores[first]:.3f}"),
-            Tile(over(pixels, s, (None, second)), f"{s.text([second])}\n{s.scores[second]:.3f}"),
+            Tile(overlay_pair(pixels, s, s.predicted), s.text(s.predicted) + verdict, frame),
+            Tile(
+                overlay_pair(pixels, s, (first, None)), f"{s.text([first])}\n{s.scores[first]:.3f}"
+            ),
+            Tile(
+                overlay_pair(pixels, s, (None, second)),
+                f"{s.text([second])}\n{s.scores[second]:.3f}",
+            ),
         ]
         if s.labels is not None:
-            tiles.append(Tile(over(pixels, s, s.labels), s.text(s.labels)))
+            tiles.append(Tile(overlay_pair(pixels, s, s.labels), s.text(s.labels)))
         elif self._labelled:
             tiles.append(Tile(np.full_like(pixels, 255), "no labels"))
-        return [*tiles, Tile(over(pixels, s, s.forced), s.text(s.forced))]
+        return [*tiles, Tile(overlay_pair(pixels, s, s.forced), s.text(s.forced))]
 
     def numbers(self) -> dict[str, Any]:
         """Classes, scores and pictures of each image."""
@@ -246,14 +251,14 @@ class Segmentation(Picture):
                     "right": s.right,
                     "forced": [s.names[j] for j in s.forced],
                     "scores": {s.names[j]: round(score, 6) for j, score in s.scores.items()},
-                    "pictures": {s.names[j]: rounded(p) for j, p in s.pictures.items()},
+                    "pictures": {s.names[j]: rounded_lists(p) for j, p in s.pictures.items()},
                 }
                 for name, s in zip(self.examples.names, self.per_image, strict=True)
             ]
         }
 
 
-def over(
+def overlay_pair(
     pixels: NDArray[np.uint8], segmented: ImageSegmentation, pair: tuple[int | None, int | None]
 ) -> NDArray[np.uint8]:
     """The pictures of a pair over an image in orange and blue; ink in neither is grey.
@@ -301,7 +306,7 @@ def compute_segmentation(
     pairs = [_pair(session, pair, count) for pair in labels]
     chosen = _pair(session, forced, count) if forced else None
     pictures = session.reconstruct(examples.inputs, prepared=True)
-    check_finite(session, "pictures", pictures)
+    check_drawable(session, "pictures", pictures)
     segmented = [
         _segmented(session, pictures[n], examples.predictions[n].scores, truth, chosen)
         for n, truth in enumerate(pairs or [None] * len(examples))
@@ -318,7 +323,7 @@ def _segmented(
     labels: Pair | None,
     forced: Pair | None,
 ) -> ImageSegmentation:
-    first, second, *_ = order = best(scores, len(scores))
+    first, second, *_ = order = best_classes(scores, len(scores))
     # As in the paper: one class that is present, and one that is neither predicted nor a label.
     absent = [j for j in order if j not in (first, second, *(labels or ()))]
     forced = forced or (first, absent[0] if absent else second)
@@ -403,7 +408,10 @@ class Dimensions(Picture):
     def _rows(self, n: int) -> list[list[Tile]]:
         return [
             [
-                Tile(overlay(picture[None], [0]), frame=BEST if (d, s) == (0, _MIDDLE) else "")
+                Tile(
+                    blend_class_pictures(picture[None], [0]),
+                    frame=BEST if (d, s) == (0, _MIDDLE) else "",
+                )
                 for s, picture in enumerate(row)
             ]
             for d, row in enumerate(self.pictures[n])
@@ -417,8 +425,8 @@ class Dimensions(Picture):
                 {
                     "image": image,
                     "class": self.names[n],
-                    "pose": rounded(self.poses[n]),
-                    "pictures": rounded(self.pictures[n]),
+                    "pose": rounded_lists(self.poses[n]),
+                    "pictures": rounded_lists(self.pictures[n]),
                 }
                 for n, image in enumerate(self.examples.names)
             ],
@@ -457,5 +465,5 @@ def varied(session: Session, pose: NDArray[np.float32], of: int) -> NDArray[np.f
     for d in range(dimensions):
         poses[d, :, d] += STEPS.astype(pose.dtype)
     pictures = session.decode(poses.reshape(-1, len(pose)), of)
-    check_finite(session, "pictures", pictures)
+    check_drawable(session, "pictures", pictures)
     return pictures.reshape(dimensions, len(STEPS), *pictures.shape[1:])

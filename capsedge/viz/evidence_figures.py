@@ -16,7 +16,7 @@ from capsedge.runtime.session.session import Session
 from capsedge.viz.examples import (
     MOST_CLASSES,
     Examples,
-    best,
+    best_classes,
     class_index,
     class_names,
     preprocessing_of,
@@ -36,13 +36,13 @@ from capsedge.viz.figure import (
     colour_bar,
     draw_sheet,
     fit,
-    plain,
-    rounded,
+    label_axes,
+    rounded_lists,
     sheet_size,
 )
 from capsedge.viz.trace_data import (
     Grid,
-    check_classes,
+    check_parents_are_classes,
     grid_over_input,
     read_trace,
     shares_of_class,
@@ -136,7 +136,7 @@ class Responsibilities(Picture):
                 {
                     "image": image,
                     "classes": list(self.names[n]),
-                    "shares": rounded(self.shares[n]),
+                    "shares": rounded_lists(self.shares[n]),
                 }
                 for n, image in enumerate(self.examples.names)
             ],
@@ -152,8 +152,8 @@ def compute_responsibilities(
     examples = read_examples(session, images, invert, MOST_IMAGES)
     trace = read_trace(session, examples.inputs)
     count = len(examples.predictions[0].scores)
-    check_classes(session, trace.layers[-1], count)
-    classes = [best(p.scores, MOST_EXPLAINED_CLASSES) for p in examples.predictions]
+    check_parents_are_classes(session, trace.layers[-1], count)
+    classes = [best_classes(p.scores, MOST_EXPLAINED_CLASSES) for p in examples.predictions]
     if of:
         classes = [[class_index(session, of, count)]] * len(examples)
     rows = [
@@ -239,7 +239,7 @@ class Capsules(Picture):
         axis.set_yticks(range(len(scores)), [fit(name, 16) for name in self.names[n]])
         axis.invert_yaxis()
         axis.set_xlim(0, max(1.0, float(scores.max())) * 1.2)
-        plain(axis, "score", self.measure)
+        label_axes(axis, "score", self.measure)
 
     def _table(self, axis: Any, n: int, bound: float) -> None:
         poses = self.poses[n]
@@ -249,7 +249,7 @@ class Capsules(Picture):
             return
         axis.imshow(poses, cmap="PuOr", vmin=-bound, vmax=bound, aspect="auto")
         axis.set_yticks(range(len(poses)), [fit(name, 16) for name in self.names[n]])
-        plain(axis, "pose", "dimension, from 0")
+        label_axes(axis, "pose", "dimension, from 0")
         axis.xaxis.get_major_locator().set_params(integer=True)
 
     def numbers(self) -> dict[str, Any]:
@@ -259,8 +259,8 @@ class Capsules(Picture):
                 {
                     "image": name,
                     "classes": list(self.names[n]),
-                    "scores": rounded(self.scores[n]),
-                    "poses": rounded(self.poses[n]),
+                    "scores": rounded_lists(self.scores[n]),
+                    "poses": rounded_lists(self.poses[n]),
                 }
                 for n, name in enumerate(self.examples.names)
             ]
@@ -272,7 +272,7 @@ def compute_capsules(session: Session, images: Images, *, invert: bool = False) 
     session.can.check_classes()
     examples = read_examples(session, images, invert, MOST)
     scores = [p.scores for p in examples.predictions]
-    classes = [tuple(sorted(best(row, MOST_CLASSES))) for row in scores]
+    classes = [tuple(sorted(best_classes(row, MOST_CLASSES))) for row in scores]
     count = len(scores[0])
     left_out = f"Only the {MOST_CLASSES} best of {count} classes are shown."
     return Capsules(
@@ -354,7 +354,7 @@ class Hardest(Picture):
             self.true,
             self.rivals,
             self.mistaken,
-            rounded(self.margins),
+            rounded_lists(self.margins),
         )
         return {
             "size": self.images,

@@ -90,7 +90,7 @@ def preprocessing_of(session: Session) -> Preprocessing:
     return metadata.preprocessing
 
 
-def check_finite(session: Session, what: str, values: NDArray[np.floating[Any]]) -> None:
+def check_drawable(session: Session, what: str, values: NDArray[np.floating[Any]]) -> None:
     """Raise an ArtefactError if a model computed values that cannot be drawn: NaN or infinity."""
     if not np.isfinite(values).all():
         raise ArtefactError(
@@ -119,7 +119,7 @@ def class_names(session: Session, classes: Iterable[int]) -> list[str]:
     return [session.class_name(int(j)) for j in classes]
 
 
-def best(scores: NDArray[np.float64], count: int) -> list[int]:
+def best_classes(scores: NDArray[np.float64], count: int) -> list[int]:
     """The numbers of the classes with the highest scores, best first."""
     return [int(j) for j in np.argsort(-scores, kind="stable")[:count]]
 

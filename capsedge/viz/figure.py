@@ -43,7 +43,7 @@ _LONGEST = 11  # letters beneath a tile
 
 @dataclass(frozen=True, eq=False)
 class Tile:
-    """A small picture on a sheet.
+    """A small picture on a figure's sheet.
 
     Attributes:
         pixels: ``[H, W, 3]``.
@@ -91,7 +91,7 @@ def blank(width: float, height: float, title: str, model: str) -> Figure:
     return figure
 
 
-def plain(axis: Any, title: str = "", x: str = "", y: str = "") -> None:
+def label_axes(axis: Any, title: str = "", x: str = "", y: str = "") -> None:
     """Give a chart its titles and remove clutter."""
     axis.set_title(printable(title), fontsize=9, color=TEXT, loc="left")
     axis.set_xlabel(printable(x), fontsize=8, color=SOFT)
@@ -228,7 +228,7 @@ class Picture(ABC):
         }
 
 
-def rounded(values: NDArray[Any]) -> Any:
+def rounded_lists(values: NDArray[Any]) -> Any:
     """An array as nested lists of numbers with six decimal places."""
     return np.round(values.astype(np.float64), 6).tolist()
 

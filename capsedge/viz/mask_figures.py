@@ -17,8 +17,17 @@ from capsedge.runtime.images.inputs import Images
 from capsedge.runtime.session.masks import Mask, MaskOverlap, class_areas, mask_values, overlaid
 from capsedge.runtime.session.session import Session
 from capsedge.spec.fields import UNKNOWN
-from capsedge.viz.examples import best, preprocessing_of, read_examples, shown
-from capsedge.viz.figure import Picture, Pixels, Tile, blank, draw_sheet, fit, rounded, sheet_size
+from capsedge.viz.examples import best_classes, preprocessing_of, read_examples, shown
+from capsedge.viz.figure import (
+    Picture,
+    Pixels,
+    Tile,
+    blank,
+    draw_sheet,
+    fit,
+    rounded_lists,
+    sheet_size,
+)
 from capsedge.viz.trace_data import Floats, layer_named, read_trace
 
 if TYPE_CHECKING:
@@ -165,7 +174,7 @@ class Masks(Picture):
                     "image": each.name,
                     "mask": mask_values(each.mask, self.classes),
                     **({} if each.dice is None else {"dice": round(each.dice, 6)}),
-                    **({} if routed is None else {"couplings": rounded(routed.shares[n])}),
+                    **({} if routed is None else {"couplings": rounded_lists(routed.shares[n])}),
                 }
                 for n, each in enumerate(self.images)
             ]
@@ -215,7 +224,7 @@ def coupling_maps(layer: TracedLayer) -> CouplingMaps:
     if layer.grid == (1, 1):
         couplings = couplings[:, None, None]
     means = couplings.mean(axis=3)  # over the children: [N, H', W', J]
-    types = best(means.mean(axis=(0, 1, 2)), MOST_TYPES)
+    types = best_classes(means.mean(axis=(0, 1, 2)), MOST_TYPES)
     return CouplingMaps(layer.name, tuple(types), np.moveaxis(means[..., types], 3, 1))
 
 

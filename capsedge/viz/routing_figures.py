@@ -10,13 +10,23 @@ from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
 from capsedge.runtime.images.inputs import Images
-from capsedge.runtime.session.classify import overlay
+from capsedge.runtime.session.classify import blend_class_pictures
 from capsedge.runtime.session.routing_trace import TracedLayer
 from capsedge.runtime.session.session import Session
-from capsedge.viz.examples import MOST_CLASSES, Examples, best, class_names, read_examples
-from capsedge.viz.figure import BEST, OTHER, SERIES, SOFT, Picture, blank, fit, plain, rounded
+from capsedge.viz.examples import MOST_CLASSES, Examples, best_classes, class_names, read_examples
+from capsedge.viz.figure import (
+    BEST,
+    OTHER,
+    SERIES,
+    SOFT,
+    Picture,
+    blank,
+    fit,
+    label_axes,
+    rounded_lists,
+)
 from capsedge.viz.trace_data import (
-    check_classes,
+    check_parents_are_classes,
     entropy,
     layer_named,
     over_parents,
@@ -121,12 +131,12 @@ class Iterations(Picture):
         axis.invert_yaxis()
         low, high = float(bars.strengths.min()), float(bars.strengths.max())
         axis.set_xlim(min(0.0, low) * 1.05, max(high, 1e-6) * 1.05)
-        plain(axis, f"iteration {t + 1}", self.measure)
+        label_axes(axis, f"iteration {t + 1}", self.measure)
 
     def _picture(self, axis: Any, n: int, t: int) -> None:
         pictures = self.per_image[n].pictures
         assert pictures is not None
-        axis.imshow(overlay(pictures[t : t + 1], [0]), interpolation="none")
+        axis.imshow(blend_class_pictures(pictures[t : t + 1], [0]), interpolation="none")
         axis.axis("off")
         axis.set_title(f"{self.per_image[n].moved[t]:.2f} from the last", fontsize=7.5, color=SOFT)
 
@@ -138,9 +148,9 @@ class Iterations(Picture):
                 {
                     "image": image,
                     "classes": list(i.names),
-                    "strengths": rounded(i.strengths),
-                    "distance_from_last": rounded(i.moved),
-                    "pictures": None if i.pictures is None else rounded(i.pictures),
+                    "strengths": rounded_lists(i.strengths),
+                    "distance_from_last": rounded_lists(i.moved),
+                    "pictures": None if i.pictures is None else rounded_lists(i.pictures),
                 }
                 for image, i in zip(self.examples.names, self.per_image, strict=True)
             ],
@@ -154,7 +164,7 @@ def compute_iterations(session: Session, images: Images, *, invert: bool = False
     examples = read_examples(session, images, invert, MOST_IMAGES)
     last = read_trace(session, examples.inputs).layers[-1]
     count = len(examples.predictions[0].scores)
-    check_classes(session, last, count)
+    check_parents_are_classes(session, last, count)
     left_out = f"Only the {MOST_CLASSES} best of {count} classes are shown."
     per_image = [_iterated(session, last, n, p.scores) for n, p in enumerate(examples.predictions)]
     return Iterations(
@@ -169,8 +179,8 @@ def compute_iterations(session: Session, images: Images, *, invert: bool = False
 def _iterated(
     session: Session, layer: TracedLayer, image: int, scores: NDArray[np.float64]
 ) -> ImageIterations:
-    classes = sorted(best(scores, MOST_CLASSES))
-    winner = best(scores, 1)[0]
+    classes = sorted(best_classes(scores, MOST_CLASSES))
+    winner = best_classes(scores, 1)[0]
     poses = layer.poses[image].reshape(layer.iterations, -1, layer.poses.shape[-1])[:, winner]
     pictures = session.decode(poses, winner) if _decodes(session) else None
     return ImageIterations(
@@ -285,7 +295,7 @@ class Couplings(Picture):
                 linewidth=1 + (t + 1 == total),
             )  # fmt: skip
         axis.legend(title="iteration", title_fontsize=7, fontsize=7, frameon=False)
-        plain(axis, "children by largest coupling", "largest coupling", "share of children")
+        label_axes(axis, "children by largest coupling", "largest coupling", "share of children")
 
     def numbers(self) -> dict[str, Any]:
         """Means, quantiles and histograms of each image and layer."""
@@ -296,9 +306,9 @@ class Couplings(Picture):
                     "image": r.image,
                     "layer": r.layer,
                     "parents": list(r.parents),
-                    "mean_couplings": rounded(r.means),
-                    "entropies": rounded(r.entropies),
-                    "largest_couplings": rounded(r.largest),
+                    "mean_couplings": rounded_lists(r.means),
+                    "entropies": rounded_lists(r.entropies),
+                    "largest_couplings": rounded_lists(r.largest),
                 }
                 for r in self.routed
             ],
@@ -308,7 +318,7 @@ class Couplings(Picture):
 def _by_iteration(axis: Any, steps: NDArray[np.int64], title: str, y: str) -> None:
     axis.set_xticks(steps)
     axis.grid(axis="y", color="#eef0f2")
-    plain(axis, title, "iteration", y)
+    label_axes(axis, title, "iteration", y)
     axis.tick_params(colors=SOFT)
 
 
@@ -332,11 +342,11 @@ def _routed(
     layer = trace.layers[k]
     couplings = table(layer.couplings, image)
     means = couplings.astype(np.float64).mean(axis=1)
-    shown = best(means[-1], MOST_CLASSES)
+    shown = best_classes(means[-1], MOST_CLASSES)
     scores = examples.predictions[image].scores
     of_classes = k == len(trace.layers) - 1 and couplings.shape[-1] == len(scores)
     if of_classes:
-        winner = best(scores, 1)[0]
+        winner = best_classes(scores, 1)[0]
         shown = [winner, *(j for j in shown if j != winner)][:MOST_CLASSES]
     shares = over_parents(couplings)
     bins = [np.histogram(row, bins=20, range=(0, 1))[0] / row.size for row in shares.max(axis=-1)]
@@ -424,7 +434,7 @@ class Agreement(Picture):
                 agreed.counts[t, k], agreed.edges, color=SERIES[k], fill=k == 0,
                 alpha=0.55 if k == 0 else 1.0, label=fit(name),
             )  # fmt: skip
-        plain(axis, f"{fit(agreed.image, 18)}, iteration {t + 1}", self._axis)
+        label_axes(axis, f"{fit(agreed.image, 18)}, iteration {t + 1}", self._axis)
 
     def numbers(self) -> dict[str, Any]:
         """Edges and counts of each image."""
@@ -435,8 +445,8 @@ class Agreement(Picture):
                 {
                     "image": a.image,
                     "parents": list(a.parents),
-                    "edges": rounded(a.edges),
-                    "votes": rounded(a.counts),
+                    "edges": rounded_lists(a.edges),
+                    "votes": rounded_lists(a.counts),
                 }
                 for a in self.agreed
             ],
@@ -453,14 +463,14 @@ def compute_agreement(
     chosen = layer_named(trace, layer)
     of_classes = chosen is trace.layers[-1] and not session.roles.segmentation
     if of_classes:
-        check_classes(session, chosen, len(examples.predictions[0].scores))
+        check_parents_are_classes(session, chosen, len(examples.predictions[0].scores))
     agreed = []
     for n, prediction in enumerate(examples.predictions):
         if of_classes:
-            shown = best(prediction.scores, PARENTS)
+            shown = best_classes(prediction.scores, PARENTS)
             names = class_names(session, shown)
         else:
-            shown = best(table(chosen.couplings, n)[-1].sum(axis=0), PARENTS)
+            shown = best_classes(table(chosen.couplings, n)[-1].sum(axis=0), PARENTS)
             names = [f"type {j}" for j in shown]
         edges, counts = _histograms(chosen, n, shown)
         agreed.append(ImageAgreement(examples.names[n], tuple(names), edges, counts))

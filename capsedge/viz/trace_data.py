@@ -15,7 +15,7 @@ from capsedge.runtime.metadata.metadata import how_to_export_again
 from capsedge.runtime.onnx_file.structure import Node, read_structure
 from capsedge.runtime.session.routing_trace import Trace, TracedLayer
 from capsedge.runtime.session.session import Session
-from capsedge.viz.examples import check_finite
+from capsedge.viz.examples import check_drawable
 
 # --- Couplings of one image, and the positions of the parents' parts ---
 
@@ -43,11 +43,11 @@ def read_trace(session: Session, inputs: NDArray[np.float32]) -> Trace:
             )
         for value, _ in [(layer.poses, ()), *others]:
             if value is not None:
-                check_finite(session, "traces", value)
+                check_drawable(session, "traces", value)
     return trace
 
 
-def check_classes(session: Session, layer: TracedLayer, classes: int) -> None:
+def check_parents_are_classes(session: Session, layer: TracedLayer, classes: int) -> None:
     """Raise a UsageError if the parents of a layer are not the classes."""
     if layer.couplings.shape[-1] != classes or layer.grid != (1, 1):
         raise UsageError(

@@ -12,7 +12,7 @@ from capsedge.optimization.cascade_thresholds import (
     PairScores,
     agreement_at_least,
     choose_thresholds,
-    decided,
+    decisions_from_scores,
     margins_of,
     most_changed,
 )
@@ -82,8 +82,8 @@ def test_margins_and_decisions():
     scores = np.array([[0.75, 0.25, 0.5], [0.5, 0.5, 0.25]], np.float32)
     assert margins_of(scores, None).tolist() == [0.25, 0]
     assert margins_of(scores, 0.625).tolist() == [0.125, 0.125]
-    assert decided(scores, None).tolist() == [[0], [0]]
-    assert decided(scores, 0.5).tolist() == [[True, False, True], [True, True, False]]
+    assert decisions_from_scores(scores, None).tolist() == [[0], [0]]
+    assert decisions_from_scores(scores, 0.5).tolist() == [[True, False, True], [True, True, False]]
     other = np.array([[0.25, 0.75, 0.5], [0.5, 0.5, 0.25]], np.float32)
     assert PairScores.of(scores, other, None).changed.tolist() == [True, False]
 

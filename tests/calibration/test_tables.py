@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 import capsedge
 from capsedge.calibration.accuracy import Gate, Outcome
 from capsedge.calibration.quantizable_layers import LayerGraph, find_layers, quantize_rows
-from capsedge.calibration.quantization_report import Rejected
+from capsedge.calibration.quantization_report import QuantizationRejected
 from capsedge.errors import ArtefactError
 from capsedge.metrics import ErrorCount, OutputError
 
@@ -95,7 +95,9 @@ def test_rows_of_zeros_stay_zeros() -> None:
 
 
 def test_a_gate_on_cosines(tmp_path: Path) -> None:
-    with pytest.raises(Rejected, match=r"'rows' have a mean cosine of 0\.99.*1 required") as caught:
+    with pytest.raises(
+        QuantizationRejected, match=r"'rows' have a mean cosine of 0\.99.*1 required"
+    ) as caught:
         quantized(tmp_path, min_cosine=1.0)
     (output,) = caught.value.report.outcome.outputs
     assert output.cosine is not None

@@ -385,13 +385,13 @@ def test_a_terminal_is_not_waited_for(place: Path):
 
 
 def test_the_standard_input_has_a_limit(monkeypatch: pytest.MonkeyPatch):
-    from capsedge.cli._process import contents
+    from capsedge.cli._process import read_standard_input
     from capsedge.runtime.images.decoding import read_stream
     from capsedge.spec import limits
 
     monkeypatch.setattr(limits, "IMAGE_FILE_BYTES", 10)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\x89PNG" * 100)))
-    (content,) = contents([Path("-")]).values()
+    (content,) = read_standard_input([Path("-")]).values()
     with pytest.raises(UsageError, match="has 11 bytes, the limit is 10"):
         read_stream(content, "x")
 

@@ -19,7 +19,7 @@ pytest.importorskip("av", reason="videos need PyAV: pip install 'capsedge[video]
 
 from capsedge.cli import _moving
 from capsedge.errors import EnvironmentProblem
-from capsedge.runtime.video.follow import KEPT, Durations, Pace
+from capsedge.runtime.video.follow import KEPT, Pace, StepDurations
 from capsedge.runtime.video.frame_sources import Camera, VideoFile
 from capsedge.runtime.video.frames import Frame
 from tests.cli.running import capsedge
@@ -242,10 +242,10 @@ def test_the_range_of_a_value() -> None:
 
 
 def test_durations_take_a_bounded_memory() -> None:
-    durations = Durations()
+    durations = StepDurations()
     for k in range(KEPT + 10):
         durations.add(0.0 if k < 10 else 1.0)
     assert durations.percentiles() == (1.0, 1.0, 1.0)
     assert (durations.count, durations.total) == (KEPT + 10, KEPT)
-    assert Durations().percentiles() == (0.0, 0.0, 0.0)
+    assert StepDurations().percentiles() == (0.0, 0.0, 0.0)
     assert Pace().rate == Pace().seconds == Pace().share("wait") == 0.0

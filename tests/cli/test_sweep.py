@@ -25,14 +25,14 @@ from capsedge.models.checkpoint import save_checkpoint
 from capsedge.models.find import find_model
 from capsedge.models.training.evaluate import predict_all
 from capsedge.optimization import sweep as sweeps
-from capsedge.optimization.sweep import Point
+from capsedge.optimization.sweep import SweepPoint
 from capsedge.optimization.sweep_candidates import (
     STATE,
     CandidateKind,
     CandidateMaker,
     Quality,
-    State,
     SweepCandidate,
+    SweepState,
 )
 from capsedge.optimization.sweep_options import SweepOptions
 from capsedge.runtime.session.masks import MaskOverlap
@@ -124,11 +124,11 @@ def test_the_test_images_are_read_once_after_the_search(
             Quality(0.9 / count),
         )
 
-    def time(made: list[SweepCandidate], *_: object) -> list[Point]:
+    def time(made: list[SweepCandidate], *_: object) -> list[SweepPoint]:
         """The second is slower, larger and less accurate, so no test figure is computed for it."""
         events.append("timed")
         return [
-            Point(
+            SweepPoint(
                 "m",
                 c.kind.iterations,
                 "routed",
@@ -141,7 +141,7 @@ def test_the_test_images_are_read_once_after_the_search(
             for k, c in enumerate(made)
         ]
 
-    def tested(point: Point, folder: Path, data: ImageSet, _: object) -> Point:
+    def tested(point: SweepPoint, folder: Path, data: ImageSet, _: object) -> SweepPoint:
         events.append(f"tested {point.iterations}")
         assert not any(data.occurs_in(seen).any() for seen in searched)
         return point
@@ -178,9 +178,10 @@ def test_an_interrupted_sweep_goes_on(place: Path, monkeypatch: pytest.MonkeyPat
             raise KeyboardInterrupt
         return outcome(self, made, data)  # type: ignore[arg-type]
 
-    def fake(made: list[SweepCandidate], *_: object) -> list[Point]:
+    def fake(made: list[SweepCandidate], *_: object) -> list[SweepPoint]:
         return [
-            Point("m", 1, "routed", "fp32", c.measured.accuracy, 1, 1, c.path.name) for c in made
+            SweepPoint("m", 1, "routed", "fp32", c.measured.accuracy, 1, 1, c.path.name)
+            for c in made
         ]
 
     monkeypatch.setattr(FloatModel, "outcome", count)
@@ -210,11 +211,11 @@ def test_an_interrupted_sweep_goes_on(place: Path, monkeypatch: pytest.MonkeyPat
     )
 )
 def test_the_front_is_what_no_other_beats(costs: list[tuple[int, int, int]]) -> None:
-    points = sweeps.pareto([Point("m", 1, "routed", "fp32", *c, "f") for c in costs])
+    points = sweeps.pareto([SweepPoint("m", 1, "routed", "fp32", *c, "f") for c in costs])
     front = [p for p in points if p.front]
     assert front
 
-    def beats(a: Point, b: Point) -> bool:
+    def beats(a: SweepPoint, b: SweepPoint) -> bool:
         better = (a.accuracy >= b.accuracy, a.milliseconds <= b.milliseconds, a.bytes <= b.bytes)
         same = (a.accuracy, a.milliseconds, a.bytes) == (b.accuracy, b.milliseconds, b.bytes)
         return all(better) and not same
@@ -333,10 +334,10 @@ def test_masks_and_labels_are_not_compared(masks: Path, place: Path) -> None:
 
 def test_what_was_measured_is_kept(tmp_path: Path) -> None:
     (tmp_path / "a.onnx").write_bytes(b"a")
-    state, measured = State(tmp_path, "images"), Quality(0.75, 0.5)
+    state, measured = SweepState(tmp_path, "images"), Quality(0.75, 0.5)
     state.add(tmp_path / "a.onnx")
     assert state.measured(tmp_path / "a.onnx") is None
     state.add(tmp_path / "a.onnx", measured)
-    assert State(tmp_path, "images").measured(tmp_path / "a.onnx") == measured
+    assert SweepState(tmp_path, "images").measured(tmp_path / "a.onnx") == measured
     assert str(measured) == "Dice 0.7500, IoU 0.5000"
     assert str(Quality(0.75)) == "75.00 %"

@@ -52,7 +52,9 @@ def test_trains_and_goes_on(data: Path) -> None:
 def test_of_one_file_images_are_held_out_and_found_again(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("capsedge.models.training.run.draw", lambda *_: None)  # slow to import
+    monkeypatch.setattr(
+        "capsedge.models.training.run.draw_confusion", lambda *_: None
+    )  # slow to import
     run, alone = data / "run", data / "train.npz"
     done = invoke(*RUN, "--data", alone, "-o", run, "--epochs", 1)
     assert done.exit_code == 0, done.output

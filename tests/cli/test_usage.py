@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from capsedge.cli import _run, app
-from capsedge.cli._types import Real, Whole, inner
+from capsedge.cli._types import Real, Whole, single_value_type
 from capsedge.errors import UsageError
 from tests.conftest import ROOT
 from tools.docs.commands import verbs
@@ -63,7 +63,7 @@ def wrong() -> Iterator[tuple[str, list[str], str]]:
                 twice = [*whole, option, "1", option, "1"]
                 again = "needs a value" if option == "-o" else f"{option} is given twice."
                 yield "given twice", twice, again
-            number = inner(parameter.type)
+            number = single_value_type(parameter.type)
             if isinstance(number, (Whole, Real)):
                 yield "no number", [*whole, option, "many"], f"Invalid {option} many."
                 low, high = number.min, number.max

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from capsedge.spec.limits import DIFFERENCES, limit_of
+from capsedge.spec.limits import DIFFERENCES, runtime_limit
 from capsedge.spec.operators import OPERATORS, Operator
 
 # Backends by the word of the table, with their names on the pages.
@@ -29,7 +29,7 @@ FEATURES = {
     "vote bias": "`vote_bias`",
     "variant": "`over_children`, `replace`, `normalize` or `elementwise`",
     "couplings": "couplings as an output",
-    "many iterations": f"more than {limit_of('cuda', 'ITERATIONS')} iterations",
+    "many iterations": f"more than {runtime_limit('cuda', 'ITERATIONS')} iterations",
     "several iterations": "several iterations",
     "empty batch": "a batch of zero images",
     "unstated": "inputs whose shapes the file does not state, or a node inside another node",

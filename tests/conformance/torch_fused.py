@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from capsedge.errors import EnvironmentProblem
-from capsedge.runtime.backends.cuda_operators import find_parts
+from capsedge.runtime.backends.cuda_operators import find_cuda_operators
 from tests.native import cuda_library
 from tools.ptx import build
 
@@ -38,7 +38,7 @@ class TorchFused(Torch):
         if not torch.cuda.is_available():
             return "torch sees no GPU"
         try:
-            find_parts()
+            find_cuda_operators()
         except EnvironmentProblem as error:
             return f"{error.what} {error.why}"
         return ""

@@ -13,10 +13,10 @@ import pytest
 from PIL import Image
 
 from capsedge.datasets import ImageSet, read_images, read_split
-from capsedge.datasets.image_set import divided, rule_of
+from capsedge.datasets.image_set import divided, holdout_rule
 from capsedge.errors import ArtefactError
 from capsedge.runtime.metadata.metadata import ModelMetadata, Preprocessing
-from capsedge.runtime.metadata.origin import TrainingSplit, joint
+from capsedge.runtime.metadata.origin import TrainingSplit, joint_training_split
 from capsedge.spec import limits
 from tests.runtime.models import metadata
 
@@ -33,7 +33,7 @@ def _set(counts: list[int]) -> ImageSet:
 def _split(
     images: ImageSet, classes: int, seed: int, shares: Mapping[str, float] = SHARES
 ) -> dict[str, ImageSet]:
-    return divided(images, rule_of(images, classes, shares, seed))
+    return divided(images, holdout_rule(images, classes, shares, seed))
 
 
 def test_some_of_each_class_are_held_out() -> None:
@@ -66,7 +66,7 @@ def test_copies_of_an_image_are_on_one_side() -> None:
 
 def test_no_trained_image_is_held_out_when_images_are_added_and_reordered() -> None:
     images = _set([40, 40])
-    rule = rule_of(images, 2, SHARES, 1)
+    rule = holdout_rule(images, 2, SHARES, 1)
     before = divided(images, rule)
     more = np.random.default_rng(9).integers(0, 256, (60, 4, 4, 1), dtype=np.uint8)
     order = np.random.default_rng(2).permutation(140)
@@ -92,7 +92,7 @@ def _folder(place: Path, images: ImageSet) -> Path:
 def test_readers_take_the_part_of_a_folder(tmp_path: Path) -> None:
     images = _set([20, 20])
     folder = _folder(tmp_path / "photos", images)
-    rule = rule_of(images, 2, SHARES, 1)
+    rule = holdout_rule(images, 2, SHARES, 1)
     wanted = {
         name: replace(part, preprocessing=PREP) for name, part in divided(images, rule).items()
     }
@@ -111,7 +111,7 @@ def test_readers_take_the_part_of_a_folder(tmp_path: Path) -> None:
 
 
 def test_other_data_are_used_as_a_whole(tmp_path: Path) -> None:
-    rule = rule_of(_set([20, 20]), 2, SHARES, 1)
+    rule = holdout_rule(_set([20, 20]), 2, SHARES, 1)
     images = np.random.default_rng(5).integers(0, 256, (20, 4, 4, 1), dtype=np.uint8)
     folder = _folder(tmp_path / "others", ImageSet("others", images, np.arange(20) % 2))
     found = read_images(folder, PREP, "test", rule=rule)
@@ -139,7 +139,7 @@ def _archive(place: Path, images: ImageSet) -> Path:
 @pytest.mark.parametrize("kind", ["file", "archives", "idx", "idx file", "class folders"])
 def test_every_kind_of_data_without_test_images_is_divided(tmp_path: Path, kind: str) -> None:
     images = _set([20, 20])
-    rule = rule_of(images, 2, SHARES, 1)
+    rule = holdout_rule(images, 2, SHARES, 1)
     source = {
         "file": lambda: _archive(tmp_path / "one.npz", images),
         "archives": lambda: _archive(tmp_path / "data" / "train.npz", images).parent,
@@ -160,7 +160,7 @@ def test_every_kind_of_data_without_test_images_is_divided(tmp_path: Path, kind:
 
 def test_a_test_split_made_of_trained_images_says_so(tmp_path: Path) -> None:
     images = _set([20, 20])
-    rule = rule_of(images, 2, SHARES, 1)
+    rule = holdout_rule(images, 2, SHARES, 1)
     trained = len(divided(images, rule)["train"])
     source = _archive(tmp_path / "data" / "test.npz", images).parent
     found = read_images(source, PREP, "test", rule=rule)
@@ -178,7 +178,7 @@ def test_a_test_split_made_of_trained_images_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize("every", [True, False])
 def test_trained_images_without_labels_are_counted(tmp_path: Path, kind: str, every: bool) -> None:
     images = _set([20, 20])
-    rule = rule_of(images, 2, SHARES, 1)
+    rule = holdout_rule(images, 2, SHARES, 1)
     trained = len(divided(images, rule)["train"])
     text = f"{trained} of which trained the model"
     if not every:  # the sample of a larger data set
@@ -198,7 +198,7 @@ def test_trained_images_without_labels_are_counted(tmp_path: Path, kind: str, ev
 
 def test_a_stated_test_split_stays_and_validation_is_drawn(tmp_path: Path) -> None:
     images = _set([20, 20])
-    rule = rule_of(images, 2, {"validation": 0.1}, 1)
+    rule = holdout_rule(images, 2, {"validation": 0.1}, 1)
     assert rule.summary == "4 % to 5 % of each class for validation (seed 1)"
     source = _archive(tmp_path / "data" / "train.npz", images).parent
     others = np.random.default_rng(5).integers(0, 256, (20, 4, 4, 1), dtype=np.uint8)
@@ -212,11 +212,11 @@ def test_a_stated_test_split_stays_and_validation_is_drawn(tmp_path: Path) -> No
 def test_of_other_labels_nothing_is_claimed(tmp_path: Path) -> None:
     """Thresholds are those of classes: with other labels, trained images would pass for held-out ones."""
     images = _set([40, 40])
-    rule = rule_of(images, 2, SHARES, 1)
+    rule = holdout_rule(images, 2, SHARES, 1)
     other = _archive(tmp_path / "one.npz", replace(images, labels=1 - images.classes))
     found = read_images(other, PREP, "test", rule=rule)
     assert found.described == "one.npz, all 80 images, 62 of which trained the model"
-    assert joint([rule, rule_of(images, 2, SHARES, 2)]).applying(
+    assert joint_training_split([rule, holdout_rule(images, 2, SHARES, 2)]).applying(
         images.checksums, (1 - images.classes).tolist()
     ) is None  # fmt: skip
     prepared = images.images.astype(np.float32).transpose(0, 3, 1, 2)
@@ -227,19 +227,19 @@ def test_of_other_labels_nothing_is_claimed(tmp_path: Path) -> None:
 
 def test_what_any_of_several_networks_was_trained_on_is_not_held_out(tmp_path: Path) -> None:
     images = _set([60, 60])
-    rules = [rule_of(images, 2, {"test": 0.5}, seed) for seed in (1, 2)]
+    rules = [holdout_rule(images, 2, {"test": 0.5}, seed) for seed in (1, 2)]
     source = _archive(tmp_path / "one.npz", images)
     apart = ImageSet("other", np.full((1, 4, 4, 1), 7, np.uint8), np.zeros(1, np.int64))
-    other = rule_of(apart, 1, {}, 0)  # of a network with other data
-    together = joint([*rules, None, rules[0], other])
+    other = holdout_rule(apart, 1, {}, 0)  # of a network with other data
+    together = joint_training_split([*rules, None, rules[0], other])
     held = read_images(source, PREP, "test", rule=together)
     assert 10 < len(held) < 50
     for rule in rules:
         trained = replace(divided(images, rule)["train"], preprocessing=PREP)
         assert not held.occurs_in(trained).any()
         assert trained.occurs_in(read_images(source, PREP, "train", rule=together)).all()
-    assert joint([None]) is None
-    assert joint([rules[0], rules[0]]) is rules[0]
+    assert joint_training_split([None]) is None
+    assert joint_training_split([rules[0], rules[0]]) is rules[0]
 
 
 RULE = TrainingSplit(1, "8000000000000000", "ffffffff00000001", "0123456789abcdef")

@@ -14,11 +14,11 @@ import capsedge
 from capsedge.errors import UnsupportedModelError
 from capsedge.exporters.module_graph import check_ports
 from capsedge.exporters.tensorrt import write_engine
-from capsedge.spec.limits import DIFFERENCES, RUN_TENSORS, limit_of
+from capsedge.spec.limits import DIFFERENCES, RUN_TENSORS, runtime_limit
 from tests.exporters.nets import network
 from tests.exports import Exports
 
-DIMENSIONS = limit_of("libcapsedge", "DIMENSIONS")
+DIMENSIONS = runtime_limit("libcapsedge", "DIMENSIONS")
 
 
 def test_every_difference_is_tested_here() -> None:
@@ -34,7 +34,7 @@ def test_more_iterations_than_cuda_makes_are_refused_by_build(
     (count,) = (a for n in model.graph.node for a in n.attribute if a.name == "iterations")
     library = tmp_path / "plugins.so"
     monkeypatch.setattr(write_engine, "find_plugin", lambda _: library)
-    count.i = limit_of("cuda", "ITERATIONS")
+    count.i = runtime_limit("cuda", "ITERATIONS")
     assert write_engine._plugin(plugin, model, 10) == library
     count.i += 1
     with pytest.raises(

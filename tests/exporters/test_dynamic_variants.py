@@ -21,7 +21,7 @@ from capsedge.exporters.frozen_couplings import freeze
 from capsedge.graph.ir import operator_nodes
 from capsedge.runtime.backends.native_library import find_library
 from capsedge.spec.operators import operator_of
-from capsedge.verification.routing_probe import trace
+from capsedge.verification.routing_probe import unroll_routing_calls
 from tests.exports import arguments
 
 CHILDREN, PARENTS, IN, OUT = 12, 3, 4, 5
@@ -99,7 +99,7 @@ def test_votes_that_are_given(tmp_path: Path) -> None:
 @pytest.mark.parametrize("module", [Routed(softmax="children"), OverVotes()])
 def test_routing_errors_unroll_it(module: nn.Module) -> None:
     images = torch.rand(2, 1, 9, 12)
-    (call,) = trace(module.eval(), images)
+    (call,) = unroll_routing_calls(module.eval(), images)
     assert [s.iteration for s in call.steps] == [0, 1, 2, 3]
     with torch.no_grad():
         np.testing.assert_array_equal(call.steps[-1].pose, module(images).numpy())

@@ -21,6 +21,7 @@ from capsedge.exporters.export import export
 from capsedge.exporters.export_options import REWRITES, ExportOptions
 from capsedge.exporters.export_report import ExportReport
 from capsedge.graph import Rewrites, ir, passes
+from capsedge.graph.check_operators import check_operators
 from capsedge.graph.ir import shapes_of
 from capsedge.graph.passes import TORCH_DOMAIN
 from capsedge.runtime.load import load
@@ -58,7 +59,7 @@ def test_file_holds_operators_with_bodies(exported: Exports, family: str) -> Non
     assert len(bodies) == len(set(bodies))
     assert {(n.domain, n.op_type) for n in nodes} == set(bodies)
     assert not any(item.overload for item in (*model.graph.node, *model.functions))
-    assert all(ir.check_operators(model) == [] for _ in nodes)
+    assert all(check_operators(model) == [] for _ in nodes)
     assert not any("/" in p.value for n in model.graph.node for p in n.metadata_props)
     source = network(family)
     scores, poses, _ = source(torch.from_numpy(IMAGES))

@@ -384,7 +384,7 @@ def _read_keras(data: bytes) -> None:
 
     if data[:1] == b"\4":
         with contextlib.suppress(BadHdf5):
-            keras_file.weights_of(
+            keras_file.keras_file_weights(
                 content_of(SandboxResult(0, io.BytesIO(data[1:]), "")), None, "Keras"
             )
         return

@@ -18,7 +18,7 @@ from capsedge.exporters.c.write_c import write_c
 from capsedge.graph import check
 from capsedge.graph.check import checked
 from capsedge.graph.check_steps import Bounds
-from capsedge.graph.check_steps import check as check_here
+from capsedge.graph.check_steps import run_check_steps as check_here
 from capsedge.graph.write_shapes import with_shapes
 from capsedge.runtime.onnx_file.stored_values import refuse_not_finite
 from capsedge.spec import limits
@@ -330,7 +330,9 @@ def test_memory_of_the_process_is_bounded(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_process_that_ends_is_an_error_of_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check, "check", lambda *_: (_ for _ in ()).throw(RuntimeError("odd")))
+    monkeypatch.setattr(
+        check, "run_check_steps", lambda *_: (_ for _ in ()).throw(RuntimeError("odd"))
+    )
     with pytest.raises(ArtefactError, match="RuntimeError: odd"):
         checked(unsorted().SerializeToString(), "file.onnx")
 

@@ -15,7 +15,7 @@ import capsedge
 from capsedge.graph.functions import attach_functions, inline_functions
 from capsedge.graph.ir import copy_of, operator_counts
 from capsedge.graph.rewrites import write_fast_convolutions, write_standard_convolutions
-from capsedge.runtime.onnx_file.costs import Cost, Sizes, cost
+from capsedge.runtime.onnx_file.costs import Cost, NumericShapes, cost
 from capsedge.runtime.onnx_file.structure import structure_of
 from tests.conformance import oracle
 
@@ -104,7 +104,7 @@ def test_both_ways() -> None:
 def test_it_costs_what_the_convolution_costs() -> None:
     def found(model: onnx.ModelProto) -> Cost:
         graph = structure_of(model.SerializeToString(), "file").graph
-        return cost(graph.nodes[0], Sizes(graph, 2).tensors())
+        return cost(graph.nodes[0], NumericShapes(graph, 2).tensors())
 
     plain = model()
     fast = copy_of(plain)

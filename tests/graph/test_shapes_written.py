@@ -15,7 +15,7 @@ from onnx import TensorProto, helper  # noqa: E402
 from capsedge.errors import UnsupportedModelError  # noqa: E402
 from capsedge.graph.ir import copy_of  # noqa: E402
 from capsedge.graph.write_shapes import write_shapes  # noqa: E402
-from capsedge.runtime.onnx_file.costs import Sizes  # noqa: E402
+from capsedge.runtime.onnx_file.costs import NumericShapes  # noqa: E402
 from capsedge.runtime.onnx_file.forecast import forecast  # noqa: E402
 from capsedge.runtime.onnx_file.structure import read_structure  # noqa: E402
 
@@ -92,7 +92,7 @@ def test_readers_know_the_multiples(tmp_path: Path) -> None:
     write_shapes(model)
     onnx.save(model, tmp_path / "x.onnx")
     graph = read_structure(tmp_path / "x.onnx").graph
-    assert Sizes(graph, 5).shape("three") == (15, 4)
+    assert NumericShapes(graph, 5).shape("three") == (15, 4)
     assert forecast(tmp_path / "x.onnx", 8).peak == 8 * forecast(tmp_path / "x.onnx", 1).peak
 
 
@@ -121,7 +121,7 @@ def test_every_value_of_an_export_has_a_shape(ops: str, tmp_path: Path) -> None:
     if ops != "portable":
         assert "routing_0, routing iterations 1..3 (fused)" in named
     graph = read_structure(path).graph
-    known = Sizes(graph, 3).tensors()
+    known = NumericShapes(graph, 3).tensors()
     assert not [o for node in graph.nodes for o in node.outputs if o and o not in known]
 
 

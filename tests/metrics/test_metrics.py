@@ -25,7 +25,7 @@ from capsedge.tolerance import (
     undefined,
 )
 from capsedge.verification.comparison import OutputMetrics
-from capsedge.verification.verify_options import output_tolerance
+from capsedge.verification.verify_options import parse_output_tolerance
 from tests.conftest import ROOT
 from tests.runtime.models import capsule_model, metadata, save
 
@@ -221,10 +221,10 @@ def test_tolerance_grammar() -> None:
     assert table["trace/poses"] == Tolerance(1e-4, 1e-4)
     assert table["lengths"] == Tolerance(1e-5, 0.0, unit=True)
     assert table["mine"] == OTHER_OUTPUTS
-    stated = [output_tolerance(text) for text in ("1e-3,0.25", "poses:0.5,0.25")]
+    stated = [parse_output_tolerance(text) for text in ("1e-3,0.25", "poses:0.5,0.25")]
     table = tolerances(names, stated)
     assert table["lengths"] == Tolerance(1e-3, 0.25)
     assert table["poses"] == Tolerance(0.5, 0.25)
     for bad in ("x", "1", "poses:", "poses:one,1", "poses:1,2,3"):
         with pytest.raises(UsageError, match="ATOL,RTOL"):
-            output_tolerance(bad)
+            parse_output_tolerance(bad)

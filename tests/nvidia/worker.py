@@ -20,7 +20,7 @@ from capsedge.exporters.tensorrt.write_engine import write_engine as build
 from capsedge.runtime.backends import engine_layers
 from capsedge.runtime.backends.tensorrt_library import tensorrt_logger
 from capsedge.runtime.backends.tensorrt_rtx import import_for
-from capsedge.runtime.onnx_file.layer_map import locations_in, merge_locations
+from capsedge.runtime.onnx_file.layer_map import engine_locations, merge_locations
 from capsedge.spec.vocabularies import TENSORRT_RTX
 
 
@@ -48,7 +48,7 @@ def run(source: str, target: str, options: dict[str, Any]) -> dict[str, Any]:
     return {
         **built.to_dict(),
         "belongs_to": [
-            merge_locations(locations_in(f"{x.name} {x.metadata}")).label for x in layers
+            merge_locations(engine_locations(f"{x.name} {x.metadata}")).label for x in layers
         ],
         "seconds": time.monotonic() - start,
         "progress": {"told": len(told), "last": shares[-1], "monotonic": shares == sorted(shares)},

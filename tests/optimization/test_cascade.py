@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 import capsedge
 from capsedge.cli import app
 from capsedge.datasets import ImageSet
-from capsedge.datasets.image_set import divided, rule_of
+from capsedge.datasets.image_set import divided, holdout_rule
 from capsedge.exporters.tensorrt.lowering import check
 from capsedge.optimization.cascade import CascadeReport
-from capsedge.optimization.cascade_graph import EscalationRule, Pair, join
+from capsedge.optimization.cascade_graph import EscalationRule, GraphPair, join
 from capsedge.optimization.cascade_options import CascadeOptions
 from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.load import load_bytes
@@ -119,7 +119,7 @@ def test_any_mask(mask: list[bool]):
 
 def _joined(rule: EscalationRule, **options: Any) -> onnx.ModelProto:
     small, large = noisy(capsule_model(**options)), capsule_model(**options)
-    return join(small, large, Pair(BOTH, "lengths"), rule)
+    return join(small, large, GraphPair(BOTH, "lengths"), rule)
 
 
 _SESSION = load_bytes(_joined(EscalationRule(0.3)).SerializeToString())
@@ -147,7 +147,7 @@ def test_bodies_with_the_same_name_may_differ():
             node.attribute[0].f = 1.5  # another body under the same name
     alone = [load_bytes(m.SerializeToString(), ops="portable") for m in (small, large)]
     both = load_bytes(
-        join(small, large, Pair(BOTH, "lengths"), EscalationRule(0.3)).SerializeToString(),
+        join(small, large, GraphPair(BOTH, "lengths"), EscalationRule(0.3)).SerializeToString(),
         ops="portable",
     )
     images = _prepared(20)
@@ -173,7 +173,7 @@ def test_names_of_its_own_may_be_taken():
                     field[k] = (
                         name if other == ("pixels" if name == "escalated" else "votes") else other
                     )
-    model = join(small, large, Pair(BOTH, "lengths"), EscalationRule(0.3))
+    model = join(small, large, GraphPair(BOTH, "lengths"), EscalationRule(0.3))
     images = _prepared(20)
     wanted = load_bytes(capsule_model().SerializeToString()).run(images)
     found = load_bytes(model.SerializeToString()).run(images)
@@ -182,7 +182,7 @@ def test_names_of_its_own_may_be_taken():
 
 def test_nan_is_escalated():
     small = noisy(capsule_model(), noise=math.nan)
-    model = join(small, capsule_model(), Pair(BOTH, "lengths"), EscalationRule(0.0, 0.0))
+    model = join(small, capsule_model(), GraphPair(BOTH, "lengths"), EscalationRule(0.0, 0.0))
     assert load_bytes(model.SerializeToString()).run(_prepared(3))["escalated"].all()
 
 
@@ -403,7 +403,7 @@ def test_it_is_measured_on_what_neither_network_was_trained_on(tmp_path: Path):
     np.savez(tmp_path / "one.npz", images=IMAGES, labels=labels)
     held: list[ImageSet] = []
     for path, seed in zip(pair(tmp_path), (1, 2), strict=True):
-        rule = rule_of(data, 2, {"test": 0.7}, seed)
+        rule = holdout_rule(data, 2, {"test": 0.7}, seed)
         held.append(divided(data, rule)["test"])
         model = onnx.load(path)
         entry = model.metadata_props.add()

@@ -23,7 +23,7 @@ def test_everything_without_an_effect_goes_at_once() -> None:
     model = network(DYNAMIC).float()
     state = model.state_dict()
     names = [type(m).__name__ for m in model.stem]
-    assert names == ["Padded", "BatchNorm2d", "ReLU", "Padded", "ReLU", "BatchNorm2d"]
+    assert names == ["PaddedConv2d", "BatchNorm2d", "ReLU", "PaddedConv2d", "ReLU", "BatchNorm2d"]
     state["stem.1.weight"][2] = 0  # gamma
     state["stem.1.bias"][2] = -0.5
     state["stem.3.weight"][:, 5] = 0  # nothing reads channel 5

@@ -15,7 +15,7 @@ from PIL import Image
 import capsedge
 from capsedge.cli import app
 from capsedge.datasets import read_split
-from capsedge.datasets.image_set import rule_of
+from capsedge.datasets.image_set import holdout_rule
 from capsedge.errors import ArtefactError, ParityError, UsageError
 from capsedge.models import CapsuleModel, build, get_config
 from capsedge.models.checkpoint import load_checkpoint, save_checkpoint
@@ -304,7 +304,7 @@ def _divided(place: Path, each: int) -> tuple[Path, CapsuleModel]:
         Image.fromarray(image[..., 0]).save(place / "ab"[number % 2] / f"{number}.png")
     model = build(DYNAMIC.replace(class_names=("a", "b")))
     images = read_split(place, "train", model.config.preprocessing)
-    model.training_split = rule_of(images, 2, {"test": 0.15, "validation": 0.1}, 0)
+    model.training_split = holdout_rule(images, 2, {"test": 0.15, "validation": 0.1}, 0)
     return place, model
 
 

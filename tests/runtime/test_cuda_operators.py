@@ -244,12 +244,12 @@ def test_the_code_for_jetpack_6(kernels: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("capsedge.runtime.backends.cuda.driver_version", lambda: "12.6")
     monkeypatch.setattr(chosen_by, "_compute_capability", lambda: "8.7")
     with pytest.raises(NoKernelsHere, match="too old"):
-        chosen_by.find_parts()
+        chosen_by.find_cuda_operators()
     kernels.with_suffix(".cuda12.sm87.cubin").touch()
-    assert chosen_by.find_parts()[1] == kernels
+    assert chosen_by.find_cuda_operators()[1] == kernels
     monkeypatch.setattr(chosen_by, "_compute_capability", lambda: "8.6")
     with pytest.raises(NoKernelsHere, match="too old"):
-        chosen_by.find_parts()
+        chosen_by.find_cuda_operators()
 
 
 @pytest.mark.parametrize("part", ["kernels", "library", "driver"])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from capsedge.errors import UsageError
-from capsedge.runtime.files.documents import MalformedJson, check, decode, parse, read
+from capsedge.runtime.files.documents import MalformedJson, check_plain_values, decode, parse, read
 from capsedge.spec import limits
 
 
@@ -124,8 +124,8 @@ def test_values_of_other_sources() -> None:
         ([10**400], "64 bits"),
     ):
         with pytest.raises(MalformedJson, match=words):
-            check(values)
-    assert check({"a": (1, [2.5])}) == {"a": (1, [2.5])}
+            check_plain_values(values)
+    assert check_plain_values({"a": (1, [2.5])}) == {"a": (1, [2.5])}
 
 
 def test_files(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def test_both_dialects_of_the_inspector() -> None:
     assert (ten.inputs, ten.outputs, ten.weights) == (("INT8",), ("FP16",), ("INT8",))
     assert eleven == EngineLayer("product", "gemm", ("FP16",), ("FP32",))
     assert [layer.is_product for layer in (ten, eleven, moved)] == [True, True, False]
-    assert list(engine_layers.computing([ten, moved])) == [ten]
+    assert list(engine_layers.arithmetic_layers([ten, moved])) == [ten]
 
 
 @pytest.mark.parametrize("key", ["Format/Datatype", "Datatype"])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from capsedge.errors import ArtefactError
-from capsedge.runtime.metadata.cascade_metadata import Cascade, Parent
+from capsedge.runtime.metadata.cascade_metadata import Cascade, CascadeParent
 from capsedge.runtime.metadata.metadata import (
     ModelMetadata,
     Outputs,
@@ -79,7 +79,7 @@ LAYER = TraceLayer(
         {"typical_input": TypicalInput(SPAN, SPAN, SPAN, SPAN, SPAN, 300, "0a1b")},
         {
             "cascade": Cascade(
-                Parent("small.onnx", "0a", 1), Parent("large.onnx", "1b", 2, "fp16", "2c"),
+                CascadeParent("small.onnx", "0a", 1), CascadeParent("large.onnx", "1b", 2, "fp16", "2c"),
                 0.125, None, 0.9, 1.0, 0.9375, 0.25, 1000, "3d", 0.375,
             )
         },

@@ -17,9 +17,9 @@ from capsedge.runtime.metadata.scores import (
     FLAT,
     choose_scores,
     decision_warnings,
-    mask_of,
     score_warnings_of,
     shape_fault,
+    why_scores_are_mask,
 )
 from capsedge.runtime.score_checks import probes
 
@@ -218,8 +218,8 @@ def test_one_image_says_nothing_about_others() -> None:
 
 def test_a_named_mask_is_told() -> None:
     outputs = {"v": V, "m": mask(lengths(V))}
-    assert "the largest of the lengths of v" in mask_of("m", outputs)
-    assert not mask_of("c", {"v": V, "c": lengths(V)})
+    assert "the largest of the lengths of v" in why_scores_are_mask("m", outputs)
+    assert not why_scores_are_mask("c", {"v": V, "c": lengths(V)})
 
 
 def test_answers_that_are_a_mask() -> None:

@@ -18,7 +18,7 @@ import capsedge  # noqa: E402
 from capsedge.errors import ShapeError  # noqa: E402
 from capsedge.runtime.metadata.table_indices import InputBounds, inputs_property  # noqa: E402
 from capsedge.serving.inference import Model  # noqa: E402
-from capsedge.serving.request_bodies import InferRequest, Input  # noqa: E402
+from capsedge.serving.request_bodies import InferRequest, RequestInput  # noqa: E402
 from tests.native.libcapsedge import USAGE, Failed, Session, library_path  # noqa: E402
 
 Arrays = dict[str, np.ndarray]
@@ -123,7 +123,7 @@ def test_only_requests_of_the_same_lengths_run_together(
     ran: list[tuple[int, int]] = []
 
     def request(arrays: Arrays) -> InferRequest:
-        inputs = [Input(name, kinds[name], list(x.shape), x) for name, x in arrays.items()]
+        inputs = [RequestInput(name, kinds[name], list(x.shape), x) for name, x in arrays.items()]
         return InferRequest(inputs, [])
 
     with capsedge.load(path, threads=1) as session:

@@ -24,7 +24,7 @@ def test_the_table_is_whole() -> None:
         tensorrt = doctor.tensorrt_row(row["tensorrt"])
         assert tensorrt is not None
         assert tensorrt["supported"] == row["supported"], row
-        assert doctor.number(row["cuda"]) >= (11,)
+        assert doctor.version_numbers(row["cuda"]) >= (11,)
     for row in doctor.table()["tensorrt"]:
         if row["supported"]:
             assert all(doctor.driver_for(cuda) for cuda in row["cuda"])

@@ -20,7 +20,7 @@ from capsedge.exporters.export import export
 from capsedge.exporters.export_options import ExportOptions
 from capsedge.exporters.frozen_couplings import freeze
 from capsedge.models.checkpoint import load_checkpoint
-from capsedge.optimization.cascade_graph import EscalationRule, Pair, join
+from capsedge.optimization.cascade_graph import EscalationRule, GraphPair, join
 from capsedge.runtime.zoo import default_model, zoo_checkpoint
 from capsedge.spec.operators import DOMAIN
 from capsedge.spec.vocabularies import ZOO_ROUTINGS as ROUTINGS
@@ -151,7 +151,7 @@ def _cascade(folder: Path, x: NDArray[np.float32]) -> None:
     scores = np.sort(capsedge.load(files[0], threads=1).run(x)["lengths"], axis=1)
     margins = np.sort(scores[:, -1] - scores[:, -2])
     between = float(margins[:2].mean())  # one image of the batch is escalated
-    model = join(small, large, Pair(both, "lengths"), EscalationRule(between))
+    model = join(small, large, GraphPair(both, "lengths"), EscalationRule(between))
     path = folder / "cascade.onnx"
     path.write_bytes(model.SerializeToString())
     found = capsedge.load(path, ops="portable", threads=1).run(x)

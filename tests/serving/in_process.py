@@ -18,8 +18,14 @@ from onnx import TensorProto, helper
 import capsedge
 from capsedge.serving import inference
 from capsedge.serving.grpc_messages import message
-from capsedge.serving.inference import runners
-from capsedge.serving.served_models import Address, BatchSize, Ports, ServedSession, Serving
+from capsedge.serving.inference import inference_threads
+from capsedge.serving.served_models import (
+    BatchSize,
+    ServedSession,
+    ServerAddress,
+    ServerPorts,
+    ServerSettings,
+)
 from capsedge.serving.server import Server
 from tests.runtime.models import save
 from tests.serving.running import SECONDS
@@ -53,12 +59,12 @@ class Gate:
 def gated(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     """Put a gate before every inference of this process; it is opened at the end, so that no thread stays."""
     gate = Gate()
-    monkeypatch.setattr(inference, "compute", gate.compute)
+    monkeypatch.setattr(inference, "compute_outputs", gate.compute)
     try:
         yield gate
     finally:
         gate.open()
-        runners.cache_clear()
+        inference_threads.cache_clear()
 
 
 @dataclass
@@ -72,7 +78,7 @@ class Running:
     """
 
     server: Server
-    address: Address
+    address: ServerAddress
     ended: asyncio.Future[int]
 
 
@@ -87,8 +93,10 @@ async def running(
             ServedSession("double", version, str(path), session, BatchSize(1))
             for version in versions or ("1",)
         )
-        server = Server(Serving(served, "127.0.0.1", Ports(0, 0, 0), 1, 0.0, stop_timeout, "0"))
-        started: asyncio.Future[Address] = asyncio.get_running_loop().create_future()
+        server = Server(
+            ServerSettings(served, "127.0.0.1", ServerPorts(0, 0, 0), 1, 0.0, stop_timeout, "0")
+        )
+        started: asyncio.Future[ServerAddress] = asyncio.get_running_loop().create_future()
         ended = asyncio.ensure_future(server.run(started.set_result))
         try:
             yield Running(server, await started, ended)

@@ -15,7 +15,7 @@ import capsedge
 from capsedge.errors import UsageError
 from capsedge.runtime.metadata.table_indices import InputBounds, inputs_property
 from capsedge.serving.inference import Model, sizes_in
-from capsedge.serving.request_bodies import InferRequest, Input
+from capsedge.serving.request_bodies import InferRequest, RequestInput
 from capsedge.serving.served_models import SIZES, BatchSize, can_batch, measure_size
 from tests.runtime.test_table_indices import WRONG, given, table_file
 
@@ -28,7 +28,9 @@ def model(tmp_path: Path) -> Iterator[Model]:
 
 
 def request(arrays: dict[str, np.ndarray]) -> InferRequest:
-    return InferRequest([Input(name, "INT64", list(x.shape), x) for name, x in arrays.items()], [])
+    return InferRequest(
+        [RequestInput(name, "INT64", list(x.shape), x) for name, x in arrays.items()], []
+    )
 
 
 def ask(model: Model, arrays: dict[str, np.ndarray]) -> Any:

@@ -9,7 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from capsedge.serving.request_bodies import Input, MalformedRequest, Output, from_http
+from capsedge.serving.request_bodies import (
+    MalformedRequest,
+    RequestedOutput,
+    RequestInput,
+    from_http,
+)
 from capsedge.spec import limits
 
 TENSOR = {"name": "x", "shape": [1], "datatype": "FP32", "data": [1.0]}
@@ -61,7 +66,7 @@ def test_parameters_belong_to_whom_they_are_given() -> None:
     assert [one.parameters for one in found.inputs] == [first, {}]
     assert [(one.name, one.parameters) for one in found.outputs] == [("y", last), ("z", {})]
     assert (found.parameters, found.id, found.raw) == ({"d": 2}, "x" * 1024, False)
-    assert Input("x", "FP32", [1], [1.0]).parameters == Output("y").parameters == {}
+    assert RequestInput("x", "FP32", [1], [1.0]).parameters == RequestedOutput("y").parameters == {}
 
 
 # --- Binary tensors ---

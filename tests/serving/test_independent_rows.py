@@ -19,7 +19,7 @@ from capsedge.errors import CapsedgeError
 from capsedge.runtime.metadata.table_indices import InputBounds, inputs_property
 from capsedge.serving import served_models
 from capsedge.serving.inference import Model
-from capsedge.serving.request_bodies import InferRequest, Input
+from capsedge.serving.request_bodies import InferRequest, RequestInput
 from capsedge.serving.served_models import (
     SIZES,
     BatchSize,
@@ -89,7 +89,9 @@ def _answers(
 
         async def together() -> list[Any]:
             requests = (
-                InferRequest([Input(n, "FP32", list(x.shape), x) for n, x in each.items()], [])
+                InferRequest(
+                    [RequestInput(n, "FP32", list(x.shape), x) for n, x in each.items()], []
+                )
                 for each in asked
             )
             return await asyncio.gather(*map(model.infer, requests))

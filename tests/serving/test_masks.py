@@ -14,7 +14,7 @@ from PIL import Image
 
 import capsedge
 from capsedge.errors import UsageError
-from capsedge.serving.request_bodies import InferRequest, Input, Output
+from capsedge.serving.request_bodies import InferRequest, RequestedOutput, RequestInput
 from capsedge.serving.requests import MASK, MASK_PNG, mask_outputs, read_request
 from capsedge.serving.responses import model_metadata, respond
 from capsedge.spec import limits
@@ -33,7 +33,7 @@ def test_masks_have_the_sizes_of_the_images() -> None:
     rng = np.random.default_rng(1)
     files = [png(rng.integers(0, 256, size, np.uint8)) for size in ((8, 12), (20, 9))]
     with segmenter() as session:
-        asked = Input("images", "BYTES", [2], list(files))
+        asked = RequestInput("images", "BYTES", [2], list(files))
         request = read_request(InferRequest([asked], parameters={"predictions": True}), session)
         assert request.sizes == ((8, 12), (20, 9))
         outputs = session.run(request.arrays)
@@ -45,7 +45,7 @@ def test_masks_have_the_sizes_of_the_images() -> None:
 
 def test_tensors_have_masks_of_the_input() -> None:
     with segmenter() as session:
-        tensor = Input("images", "FP32", [1, 1, 8, 12], np.zeros((1, 1, 8, 12), np.float32))
+        tensor = RequestInput("images", "FP32", [1, 1, 8, 12], np.zeros((1, 1, 8, 12), np.float32))
         request = read_request(InferRequest([tensor], parameters={"predictions": True}), session)
         answer = respond(session, request, session.run(request.arrays), "m", "")
     (found,) = json.loads(answer.parameters["predictions"])
@@ -53,8 +53,8 @@ def test_tensors_have_masks_of_the_input() -> None:
 
 
 def asked_for(*outputs: str, files: Sequence[bytes], **parameters: object) -> InferRequest:
-    images = Input("images", "BYTES", [len(files)], list(files))
-    return InferRequest([images], [Output(name) for name in outputs], parameters)
+    images = RequestInput("images", "BYTES", [len(files)], list(files))
+    return InferRequest([images], [RequestedOutput(name) for name in outputs], parameters)
 
 
 @pytest.mark.parametrize("protocol", ["json", "binary", "grpc"])

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 import capsedge
 from capsedge.serving import inference
 from capsedge.serving.inference import Model
-from capsedge.serving.request_bodies import InferRequest, Input, Output
-from capsedge.serving.responses import compute
+from capsedge.serving.request_bodies import InferRequest, RequestedOutput, RequestInput
+from capsedge.serving.responses import compute_outputs
 from tests.serving.conftest import images
 from tests.serving.models import DIGITS
 
@@ -34,20 +34,20 @@ def model(session: capsedge.Session) -> Model:
 
 
 def request(array: NDArray[Any], *outputs: str, shape: list[int] | None = None) -> InferRequest:
-    tensor = Input("images", "FP32", shape or list(array.shape), array)
-    return InferRequest([tensor], [Output(name) for name in outputs])
+    tensor = RequestInput("images", "FP32", shape or list(array.shape), array)
+    return InferRequest([tensor], [RequestedOutput(name) for name in outputs])
 
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Images of each inference."""
-    counted, compute = list[int](), inference.compute
+    counted, compute = list[int](), inference.compute_outputs
 
     def counting(session: Any, arrays: Any, *more: Any) -> Any:
         counted.append(len(arrays["images"]))
         return compute(session, arrays, *more)
 
-    monkeypatch.setattr(inference, "compute", counting)
+    monkeypatch.setattr(inference, "compute_outputs", counting)
     return counted
 
 
@@ -103,9 +103,9 @@ def test_answers_over_the_limit_are_refused(
     session: capsedge.Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = {"images": images(70, 1, 28, 28)}
-    assert compute(session, given, ["lengths"], 700)["lengths"].shape == (70, 10)
+    assert compute_outputs(session, given, ["lengths"], 700)["lengths"].shape == (70, 10)
     with pytest.raises(capsedge.UsageError, match="response would be too large"):
-        compute(session, given, ["lengths"], 699)
+        compute_outputs(session, given, ["lengths"], 699)
 
 
 def test_predictions_are_those_of_predict(session: capsedge.Session) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from capsedge.spec import exit_codes, limits
 from capsedge.spec.fields import ENGINE_FIELDS, FIELDS, INPUT_FIELDS, MetadataField
-from capsedge.spec.limits import DIFFERENCES, LIMITS, OPTIONS, limit_of
+from capsedge.spec.limits import DIFFERENCES, LIMITS, OPTIONS, runtime_limit
 from capsedge.spec.onnx_wire import DOMAINS, ELEMENT_TYPES, FIELD_NUMBERS, SCHEMA, VIEWS
 from capsedge.spec.operators import OPERATORS
 from capsedge.spec.vocabularies import OUTPUT_NAMES, VOCABULARIES
@@ -48,8 +48,8 @@ def test_differences_are_smaller_and_say_why() -> None:
     for each in DIFFERENCES:
         assert 0 < each.value < LIMITS[each.limit].value
         assert each.reason
-        assert limit_of(each.runtime, each.limit) == each.value
-    assert limit_of("cuda", "WIDTH") == limits.WIDTH
+        assert runtime_limit(each.runtime, each.limit) == each.value
+    assert runtime_limit("cuda", "WIDTH") == limits.WIDTH
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from capsedge.runtime.onnx_file.costs import Votes, votes_of
+from capsedge.runtime.onnx_file.costs import VoteSizes, vote_sizes_of
 from capsedge.spec.operators import (
     DENSE,
     OPERATORS,
@@ -132,31 +132,31 @@ WINDOW = (3, 3, 2, 5, 4, 4)
 @pytest.mark.parametrize(
     ("operator", "children", "weight", "attributes", "wanted"),
     [
-        ("DynamicRouting", ("N", 6, 4), (6, 3, 5, 4), {}, Votes(1, 6, 3, 5, 4)),
-        ("DynamicRouting", ("N", 6, 4), (1, 3, 5, 4), {}, Votes(1, 6, 3, 5, 4)),
-        ("VoteRouting", ("N", 6, 3, 5), ("N", 6, 3, 5), {}, Votes(1, 6, 3, 5, 0)),
-        ("EMRouting", ("N", 7, 9, 2, 16), WINDOW, {"strides": [2, 2]}, Votes(12, 18, 5, 16, 4)),
-        ("QuantizedEMRouting", (1, 3, 3, 2, 16), WINDOW, {}, Votes(1, 18, 5, 16, 4)),
+        ("DynamicRouting", ("N", 6, 4), (6, 3, 5, 4), {}, VoteSizes(1, 6, 3, 5, 4)),
+        ("DynamicRouting", ("N", 6, 4), (1, 3, 5, 4), {}, VoteSizes(1, 6, 3, 5, 4)),
+        ("VoteRouting", ("N", 6, 3, 5), ("N", 6, 3, 5), {}, VoteSizes(1, 6, 3, 5, 0)),
+        ("EMRouting", ("N", 7, 9, 2, 16), WINDOW, {"strides": [2, 2]}, VoteSizes(12, 18, 5, 16, 4)),
+        ("QuantizedEMRouting", (1, 3, 3, 2, 16), WINDOW, {}, VoteSizes(1, 18, 5, 16, 4)),
         (
             "EMRouting",
             ("N", 7, 9, 2, 16),
             (1, 1, 2, 5, 4, 4),
             {"shared": 1},
-            Votes(1, 126, 5, 16, 4),
+            VoteSizes(1, 126, 5, 16, 4),
         ),
-        ("AttentionRouting", ("N", 4, 4, 2, 16), WINDOW, {}, Votes(4, 18, 5, 16, 4)),
-        ("SelfAttentionRouting", ("N", 6, 4), (6, 3, 5, 4), {}, Votes(1, 6, 3, 5, 4)),
+        ("AttentionRouting", ("N", 4, 4, 2, 16), WINDOW, {}, VoteSizes(4, 18, 5, 16, 4)),
+        ("SelfAttentionRouting", ("N", 6, 4), (6, 3, 5, 4), {}, VoteSizes(1, 6, 3, 5, 4)),
         (
             "UniformRouting",
             ("N", 4, 4, 2, 6),
             (3, 3, 2, 5, 6, 7),
             {"matrix_pose": 0},
-            Votes(4, 18, 5, 7, 6),
+            VoteSizes(4, 18, 5, 7, 6),
         ),
     ],
 )
 def test_votes(operator, children, weight, attributes, wanted) -> None:
-    found = votes_of(OPERATORS[operator], children, weight, attributes)
+    found = vote_sizes_of(OPERATORS[operator], children, weight, attributes)
     assert found == wanted
     assert found.elements == found.positions * found.children * found.parents * found.pose
 
@@ -177,7 +177,7 @@ def test_votes(operator, children, weight, attributes, wanted) -> None:
 )
 def test_shapes_that_no_operator_has(operator, children, weight, attributes) -> None:
     with pytest.raises(ValueError, match=r"not known|does not fit|values to unpack"):
-        votes_of(OPERATORS[operator], children, weight, attributes)
+        vote_sizes_of(OPERATORS[operator], children, weight, attributes)
 
 
 def test_optional_inputs_are_left_out_from_the_end() -> None:

@@ -15,11 +15,11 @@ import pytest
 import capsedge
 from capsedge.errors import CapsedgeError, UsageError
 from capsedge.runtime.backends.native_library import find_library
-from capsedge.runtime.inspection import engine_layers
+from capsedge.runtime.inspection import read_engine_layers
 from capsedge.runtime.onnx_file.layer_map import (
     GROUPS,
     Location,
-    locations_in,
+    engine_locations,
     merge_locations,
     node_name,
 )
@@ -44,21 +44,21 @@ from tests.tensorrt.test_engines import make, model, plugin
 )
 def test_names_say_where_a_node_belongs(place: Location) -> None:
     name = node_name(place, "MatMul", 17)
-    assert locations_in(f"{name} + PWN(Relu_3)[ONNX Layer: other]") == [place]
+    assert engine_locations(f"{name} + PWN(Relu_3)[ONNX Layer: other]") == [place]
 
 
 def test_layers_of_several_nodes() -> None:
     nodes = [Location("a", "stem"), Location("b", "routing", 1), Location("b", "routing", 3)]
     words = "\x1e".join(f"[ONNX Layer: {node_name(p, 'Mul', k)}]" for k, p in enumerate(nodes))
-    found = merge_locations(locations_in(words))
+    found = merge_locations(engine_locations(words))
     assert found == Location("a + b", "routing", 1, 3)
     assert found.label == "a + b, routing iterations 1..3 (fused)"
-    assert merge_locations(locations_in("__myl_Relu_7")) == Location()
+    assert merge_locations(engine_locations("__myl_Relu_7")) == Location()
     assert merge_locations([Location("b", "routing", 2)]).label == "b, routing iteration 2"
 
 
 def labels(layers: list[Any]) -> set[str]:
-    return {merge_locations(locations_in(f"{x.name} {x.metadata}")).label for x in layers}
+    return {merge_locations(engine_locations(f"{x.name} {x.metadata}")).label for x in layers}
 
 
 @pytest.mark.thorough
@@ -75,7 +75,7 @@ def test_engines_have_the_layers_of_the_file(make: Any, mode: str) -> None:
         ProfileOptions(duration=0.1, startup=False),
     )
     wanted = {row.name for row in file.runs[0].layers}
-    assert labels(engine_layers(built.path)) == wanted
+    assert labels(read_engine_layers(built.path)) == wanted
     assert len(wanted) > 4
 
 
@@ -91,7 +91,7 @@ def test_times_of_layers(make: Any, gpu: Any) -> None:
     (run,) = report.runs
     times = run.operators
     assert times is not None
-    layers = engine_layers(built.path)
+    layers = read_engine_layers(built.path)
     assert [o.name for o in times.operators] == [x.name for x in layers]
     # The stand-in's layer k takes (k + 1) / 4 ms.
     assert [o.microseconds for o in times.operators] == [
@@ -118,7 +118,7 @@ def test_foreign_files_keep_their_names(make: Any, tmp_path: Path) -> None:
         node.name = f"theirs_{k}"
     source.write_bytes(model.SerializeToString())
     built = make(model=source, target=tmp_path / "foreign.engine")
-    found = engine_layers(built.path)
+    found = read_engine_layers(built.path)
     assert all(re.search(r"theirs_\d", layer.metadata) for layer in found)
     assert labels(found) == {"(no layer named)"}
 

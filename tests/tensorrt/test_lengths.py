@@ -28,7 +28,7 @@ from capsedge.runtime.backends.tensorrt_slots import GRAPHS
 from capsedge.runtime.metadata.engine_metadata import metadata_path
 from capsedge.runtime.metadata.table_indices import InputBounds, inputs_property
 from capsedge.serving.inference import Model
-from capsedge.serving.request_bodies import InferRequest, Input
+from capsedge.serving.request_bodies import InferRequest, RequestInput
 from capsedge.serving.served_models import SIZES, measure_size
 from tests.tensorrt import fake
 from tests.tensorrt.fixtures import cudart, gpu, on_gpu  # noqa: F401
@@ -265,7 +265,7 @@ def test_server(make: Any, load: Any) -> None:
     def ask(length: int) -> Any:
         feeds = given(length)
         kinds = {"hist": "INT64", "weights": "FP32"}
-        inputs = [Input(name, kinds[name], list(x.shape), x) for name, x in feeds.items()]
+        inputs = [RequestInput(name, kinds[name], list(x.shape), x) for name, x in feeds.items()]
         return asyncio.run(model.infer(InferRequest(inputs, []))).outputs
 
     for length in (1, 20):

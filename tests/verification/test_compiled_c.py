@@ -95,7 +95,7 @@ def test_a_folder_of_several_inputs(tmp_path: Path) -> None:
 @pytest.mark.thorough
 def test_wrong_results_fail(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiler()
-    generated = compiled_c.generate
+    generated = compiled_c.generate_c_folder
 
     def doubled(*given: Any) -> Any:
         files, description = generated(*given)
@@ -107,7 +107,7 @@ def test_wrong_results_fail(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
         (folder / name).write_text(changed)
         return {**files, name: changed.encode()}, description
 
-    monkeypatch.setattr(compiled_c, "generate", doubled)
+    monkeypatch.setattr(compiled_c, "generate_c_folder", doubled)
     for reference in (None, zoo_checkpoint("digits-attention")):
         certificate = capsedge.verify(reference, folder, made_from=FILE, limit=8)
         assert not certificate.passed
@@ -167,7 +167,7 @@ def test_without_a_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.thorough
 def test_a_crash_of_the_network_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiler()
-    generated = compiled_c.generate
+    generated = compiled_c.generate_c_folder
 
     def crashing(*given: Any) -> Any:
         files, description = generated(*given)
@@ -177,7 +177,7 @@ def test_a_crash_of_the_network_is_an_error(folder: Path, monkeypatch: pytest.Mo
         (folder / name).write_text(changed)
         return {**files, name: changed.encode()}, description
 
-    monkeypatch.setattr(compiled_c, "generate", crashing)
+    monkeypatch.setattr(compiled_c, "generate_c_folder", crashing)
     assert FILE is not None
     with open_folder(folder, FILE) as session, pytest.raises(ArtefactError) as raised:
         session.run(np.zeros(session.backend.inputs[0].shape, np.float32))

@@ -14,7 +14,7 @@ from PIL import Image
 import capsedge
 from capsedge.cli._output import print_report
 from capsedge.datasets import ImageSet
-from capsedge.datasets.image_set import divided, rule_of
+from capsedge.datasets.image_set import divided, holdout_rule
 from capsedge.errors import ArtefactError, ParityError, UsageError
 from capsedge.runtime.files.writing import sha256
 from capsedge.runtime.metadata.origin import TRAINING_SPLIT_KEY
@@ -125,7 +125,7 @@ def test_members_are_compared_on_what_none_was_trained_on(pair, tmp_path: Path) 
     source = tmp_path / "one.npz"
     np.savez(source, images=images, labels=np.arange(48) % 3)
     data = ImageSet("one.npz", images[..., None], np.arange(48) % 3)
-    rules = [rule_of(data, 3, {"test": 0.5}, seed) for seed in (1, 2)]
+    rules = [holdout_rule(data, 3, {"test": 0.5}, seed) for seed in (1, 2)]
     ruled = []
     for file, rule in zip(files, rules, strict=True):
         model = onnx.load(file)

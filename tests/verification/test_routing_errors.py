@@ -20,7 +20,7 @@ from capsedge.verification.routing_errors import (
     RoutingErrors,
     measure_routing_errors,
 )
-from capsedge.verification.routing_probe import Probe, trace
+from capsedge.verification.routing_probe import Probe, unroll_routing_calls
 
 CASES = [
     ("dynamic", "classes", 1), ("dynamic", "classes", 2), ("dynamic", "classes", 3),
@@ -282,7 +282,7 @@ def test_trace_ends_where_the_model_ends(families, routing) -> None:
     images = torch.rand(2, 1, 28, 28)
     with torch.no_grad():
         out = model(images)
-    last = trace(model, images)[-1]
+    last = unroll_routing_calls(model, images)[-1]
     np.testing.assert_array_equal(last.steps[-1].pose.reshape(out.poses.shape), out.poses.numpy())
     assert last.layer.split(".")[0] in ("classes", "capsules")
 

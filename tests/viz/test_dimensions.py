@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import capsedge
-from capsedge.runtime.session.classify import overlay
+from capsedge.runtime.session.classify import blend_class_pictures
 from capsedge.viz import decoder_figures
 from tests.viz.conftest import SAMPLES
 
@@ -28,7 +28,7 @@ def test_rows_are_dimensions_and_columns_offsets(dynamic: capsedge.Session):
             s, d = round(left / step), round(top / height)
             pose = prediction.poses[of].copy()
             pose[d] += (s - 5) * 0.05
-            wanted = overlay(dynamic.decode(pose, of), [0])
+            wanted = blend_class_pictures(dynamic.decode(pose, of), [0])
             assert np.abs(image.get_array().astype(int) - wanted).max() <= 1
         numbers = [t for t in axis.texts if t.get_text().isdigit()]
         assert [round(t.get_position()[1] / height - 0.4) for t in numbers] == list(range(16))

@@ -9,7 +9,7 @@ import pytest
 
 import capsedge
 from capsedge.datasets import ImageSet
-from capsedge.runtime.session.classify import overlay
+from capsedge.runtime.session.classify import blend_class_pictures
 from capsedge.viz import decoder_figures, evidence_figures
 from tests.runtime.models import SIDE, capsule_model, metadata, save
 from tests.viz.conftest import SAMPLES
@@ -30,7 +30,7 @@ def test_each_class_stands_under_its_name_with_its_score(dynamic: capsedge.Sessi
     for n in range(2):
         for j in range(10):
             drawn = axis.images[n * 11 + 1 + j].get_array()
-            assert np.array_equal(drawn, overlay(pictures[n], [j]))
+            assert np.array_equal(drawn, blend_class_pictures(pictures[n], [j]))
     found = texts(axis)
     assert found[:10] == [f"{s:.3f}" for s in predictions[0].scores]
     assert [t for t in found if t in "0123456789"] == list("0123456789")
@@ -87,7 +87,7 @@ def test_colours_tell_the_two_apart():
     first = np.array([[[1.0, 0.0, 0.0, 1.0]]], np.float32)
     second = np.array([[[0.0, 1.0, 0.0, 1.0]]], np.float32)
     both = decoder_figures.ImageSegmentation((0, 1), None, (0, 1), {0: first, 1: second}, {}, {})
-    drawn = decoder_figures.over(pixels, both, (0, 1))[0].tolist()
+    drawn = decoder_figures.overlay_pair(pixels, both, (0, 1))[0].tolist()
     assert drawn == [[255, 140, 26], [0, 115, 230], [128, 128, 128], [255, 255, 255]]
 
 

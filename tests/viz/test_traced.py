@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import capsedge
-from capsedge.runtime.session.classify import overlay
+from capsedge.runtime.session.classify import blend_class_pictures
 from capsedge.runtime.session.routing_trace import Trace
 from capsedge.runtime.zoo import default_model
 from capsedge.viz import evidence_figures, routing_figures
@@ -98,7 +98,7 @@ def test_iterations(traced: capsedge.Session):
     if image.pictures is not None:
         decoded = traced.decode(layer.poses[0, :, 5], 5)
         drawn = figure.axes[2].images[0].get_array()
-        assert np.array_equal(drawn, overlay(decoded[:1], [0]))
+        assert np.array_equal(drawn, blend_class_pictures(decoded[:1], [0]))
 
 
 def test_responsibilities(traced: capsedge.Session):

@@ -10,8 +10,8 @@ import click
 
 from capsedge.cli import app
 from capsedge.cli._commands import shown_default
-from capsedge.cli._types import inner
-from capsedge.options import shown, telling
+from capsedge.cli._types import single_value_type
+from capsedge.options import bound_in_help, format_number
 
 
 def markdown() -> str:
@@ -56,18 +56,18 @@ def _value(parameter: Any) -> str:
     """The value's placeholder after the option; empty for a switch."""
     if getattr(parameter, "is_flag", False):
         return ""
-    kind = inner(parameter.type)
+    kind = single_value_type(parameter.type)
     if choices := getattr(kind, "choices", ()):
         words = ", ".join(f"`{word}`" for word in choices)
         return f"{words}{', several' if parameter.multiple else ''}"
     name = str(parameter.type.name)
-    low, high = getattr(kind, "min", None), telling(getattr(kind, "max", None))
+    low, high = getattr(kind, "min", None), bound_in_help(getattr(kind, "max", None))
     if low is not None and high is not None:
-        name += f", {shown(low)} to {shown(high)}"
+        name += f", {format_number(low)} to {format_number(high)}"
     elif low is not None:
-        name += f" ≥ {shown(low)}"
+        name += f" ≥ {format_number(low)}"
     elif high is not None:
-        name += f" ≤ {shown(high)}"
+        name += f" ≤ {format_number(high)}"
     return f"{name}{', repeatable' if parameter.multiple else ''}"
 
 

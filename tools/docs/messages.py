@@ -28,7 +28,7 @@ _PRINTS = ("say", "log", "log_next", "warn")  # functions of `capsedge.cli._outp
 _KEYWORDS = {"what": "", "why": "why", "fix": "fix", "command": "command"}
 _Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 _MAKES_TEXT = re.compile(
-    r"warning|note|_why|why_|reason|explain|cause|advice|hint|_fix|problem|closing"
+    r"warning|note|_why|why_|reason|explain|cause|advice|hint|_fix|problem|closing|_error$"
 )
 
 

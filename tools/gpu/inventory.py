@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.common import machine
 from capsedge.errors import CapsedgeError
 from capsedge.runtime.backends.cuda import device_name, driver_version, load_cuda
-from capsedge.runtime.backends.cuda_operators import find_parts
+from capsedge.runtime.backends.cuda_operators import find_cuda_operators
 from capsedge.runtime.backends.tensorrt_library import import_tensorrt
 from capsedge.runtime.backends.tensorrt_rtx import import_tensorrt_rtx
 from capsedge.runtime.files.writing import write_bytes
@@ -47,7 +47,7 @@ def inventory() -> dict[str, Any]:
     facts["found"] = {
         "gpu": why,
         "kernels": _kernels(),
-        "operators": _imported(find_parts),
+        "operators": _imported(find_cuda_operators),
         "torch": _torch(),
         "onnxruntime": _onnxruntime(),
         "tensorrt": _imported(import_tensorrt),

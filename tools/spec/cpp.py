@@ -19,7 +19,7 @@ from capsedge.spec.fields import (
     UNKNOWN,
     MetadataField,
 )
-from capsedge.spec.limits import DIFFERENCES, LIMITS, limit_of
+from capsedge.spec.limits import DIFFERENCES, LIMITS, runtime_limit
 from capsedge.spec.onnx_wire import (
     COMPILED,
     DOMAIN,
@@ -61,7 +61,7 @@ def cuda_limits() -> str:
 
 def c_tensors() -> str:
     """The part of ``capsedge.h``: the lengths of its arrays, and the types of elements."""
-    rank, tensors = limit_of("libcapsedge", "DIMENSIONS"), LIMITS["RUN_TENSORS"].value
+    rank, tensors = runtime_limit("libcapsedge", "DIMENSIONS"), LIMITS["RUN_TENSORS"].value
     types = [f"  CAPSEDGE_{name.upper()} = {number}" for number, name, _ in _passed_types()]
     return (
         "/* Limits of a tensor and of a run. */\n"

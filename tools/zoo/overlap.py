@@ -12,7 +12,7 @@ import capsedge
 from capsedge.datasets import ImageSet, read_split
 from capsedge.models.checkpoint import load_checkpoint
 from capsedge.models.configs import ModelConfig
-from capsedge.models.training.evaluate import count_correct, evaluation_pairs, normalize
+from capsedge.models.training.evaluate import count_correct, evaluation_pairs, normalize_images
 from capsedge.runtime.files.writing import temporary_folder, write_text
 from capsedge.runtime.zoo import zoo_checkpoint
 from tools.zoo.runs import (
@@ -93,7 +93,7 @@ def best_two(
     with capsedge.load(name) as session:
         assert session.roles.scores is not None
         for canvases, owners in evaluation_pairs(test, config):
-            scores = session.run(normalize(canvases, config).numpy())[session.roles.scores]
+            scores = session.run(normalize_images(canvases, config).numpy())[session.roles.scores]
             yield scores.argsort(1)[:, -2:], owners
 
 

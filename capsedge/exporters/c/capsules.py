@@ -13,9 +13,9 @@ from capsedge.exporters.c.program import (
     ProgramValue,
     Translator,
     Untranslatable,
-    axis_of,
-    filled,
-    literal,
+    broadcast_constant,
+    c_literal,
+    nonnegative_axis,
 )
 from capsedge.spec import limits
 from capsedge.spec.operators import OPERATORS, Operator
@@ -49,7 +49,7 @@ def has_kernel(operator: str, attributes: dict[str, object], inputs: int, output
 
 
 def _numbers(*values: float) -> str:
-    return ", ".join(str(v) if isinstance(v, int) else literal(np.float32(v)) for v in values)
+    return ", ".join(str(v) if isinstance(v, int) else c_literal(np.float32(v)) for v in values)
 
 
 def _array(values: dict[str, ProgramValue], name: str) -> np.ndarray:
@@ -70,7 +70,7 @@ def _weight(values: dict[str, ProgramValue], rank: int) -> np.ndarray:
 
 def _filled(values: dict[str, ProgramValue], name: str, *shape: int) -> np.ndarray:
     """A constant input as floats of this shape."""
-    return filled(_array(values, name), name, shape).astype(np.float32)
+    return broadcast_constant(_array(values, name), name, shape).astype(np.float32)
 
 
 def _computed(
@@ -109,7 +109,7 @@ def _squash(program: Program, node: CNode) -> list[ProgramValue]:
     x = node.floats(0)
     rank = len(x.shape)
     given = OPERATORS["Squash"].complete(node.attributes)
-    axis = axis_of(given["axis"], rank)
+    axis = nonnegative_axis(given["axis"], rank)
     order = [k for k in range(rank) if k != axis] + [axis]
     x = program.ordered(x, order)
     result = program.new(x.shape, order=order)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from capsedge.exporters.c.network_inputs import is_plain
-from capsedge.exporters.c.source import COutput, Library
+from capsedge.exporters.c.source import CLibrary, COutput
 from capsedge.runtime.metadata.metadata import ModelMetadata
 from capsedge.runtime.session.masks import level_of, map_classes
 from capsedge.spec.fields import CONFIDENT
 from capsedge.spec.vocabularies import SEGMENTATION
 
 
-def example(lib: Library, metadata: ModelMetadata | None) -> str:
+def example(lib: CLibrary, metadata: ModelMetadata | None) -> str:
     """The text of ``main.c``."""
     n, u = lib.name, lib.upper
     first = lib.outputs[0] if lib.outputs else None
@@ -84,7 +84,7 @@ class _Mask:
         self._level = float(level_of(CONFIDENT, metadata.outputs.kind if metadata.outputs else ""))
 
     @classmethod
-    def of(cls, lib: Library, metadata: ModelMetadata | None) -> _Mask | None:
+    def of(cls, lib: CLibrary, metadata: ModelMetadata | None) -> _Mask | None:
         """The mask of a segmentation; None of other networks."""
         if metadata is None or metadata.task != SEGMENTATION or metadata.outputs is None:
             return None

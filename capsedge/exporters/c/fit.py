@@ -9,21 +9,21 @@ from typing import Any
 import numpy as np
 
 from capsedge.errors import UsageError
-from capsedge.exporters.c.source import Library, layers
+from capsedge.exporters.c.source import CLibrary, steps_by_layer
 from capsedge.runtime.files.text import format_bytes, printable
 
 CODE_BYTES = 8 << 10  # of helpers and small steps, in the upper limit for the compiled code
 STEP_BYTES = 1 << 10  # of a step that calls a kernel, which the compiler may copy there
 
 
-def code_bound(library: Library) -> int:
+def code_bound(library: CLibrary) -> int:
     """Upper limit for the code of ``run`` by gcc -O2, and labels; grows with the layers and the batch."""
     steps = sum("caps_" in step.code for step in library.run.program.steps)
     labels = sum(len(label.encode()) + 1 + 8 for label in library.labels)  # texts and pointers
     return CODE_BYTES + STEP_BYTES * steps + labels
 
 
-def needs(library: Library) -> dict[str, dict[str, int]]:
+def needs(library: CLibrary) -> dict[str, dict[str, int]]:
     """Bytes of flash and of RAM that ``run`` needs, by part; with the decoder only if the program calls it.
 
     The build files of the folder let the linker leave out what is not called (`folder`).
@@ -64,14 +64,14 @@ def memory_rows(name: str, memory: Mapping[str, int]) -> list[tuple[str, str]]:
     return [*rows, ("in all", text)]
 
 
-def excess(library: Library, fit: Mapping[str, int]) -> dict[str, int]:
+def excess(library: CLibrary, fit: Mapping[str, int]) -> dict[str, int]:
     """Bytes by which a network needs more than allowed, for each kind of memory that it has too little of."""
     needed = needs(library)
     by = {kind: sum(needed[kind].values()) - most for kind, most in fit.items()}
     return {kind: more for kind, more in by.items() if more > 0}
 
 
-def check_fit(library: Library, fit: Mapping[str, int], source: Path) -> None:
+def check_fit(library: CLibrary, fit: Mapping[str, int], source: Path) -> None:
     """Refuse a network that needs more flash or RAM than allowed.
 
     Raises:
@@ -111,11 +111,11 @@ def check_fit(library: Library, fit: Mapping[str, int], source: Path) -> None:
     )
 
 
-def layer_table(library: Library) -> list[dict[str, Any]]:
+def layer_table(library: CLibrary) -> list[dict[str, Any]]:
     """A row for every layer of ``run``: what it computes and how much memory it needs."""
     run, rows = library.run, []
     counted: set[str] = set()
-    for node, operator, numbers in layers(run):
+    for node, operator, numbers in steps_by_layer(run):
         steps = [run.program.steps[t] for t in numbers]
         names = {n for step in steps for n in step.constants} - counted
         counted |= names

@@ -15,11 +15,11 @@ from capsedge.exporters.c.example import example
 from capsedge.exporters.c.fit import code_bound, layer_table
 from capsedge.exporters.c.folder_report import FolderReport, InputRow, LayerRow
 from capsedge.exporters.c.measurement import MeasuredC
-from capsedge.exporters.c.source import Library, header, source
+from capsedge.exporters.c.source import CLibrary, header, source
 from capsedge.runtime.files import reading
 from capsedge.runtime.files.documents import decode, parse
 from capsedge.runtime.files.text import format_bytes, printable
-from capsedge.runtime.files.writing import unchanged
+from capsedge.runtime.files.writing import unchanged_files
 from capsedge.runtime.metadata.metadata import ModelMetadata
 from capsedge.spec import limits
 from capsedge.spec.fields import C_KIND, COMPILED_SCHEMA, WASM_KIND
@@ -39,7 +39,7 @@ _OTHER_FILES = (
 
 
 def contents(
-    lib: Library, metadata: ModelMetadata | None, file: Path, data: bytes
+    lib: CLibrary, metadata: ModelMetadata | None, file: Path, data: bytes
 ) -> tuple[dict[str, bytes], dict[str, Any]]:
     """Every file by its path, and the description that is ``NAME.json``.
 
@@ -61,7 +61,7 @@ def contents(
     }
     files = {name: text.encode("ascii") for name, text in texts.items()}
     description["files"] = checksums(files)
-    files[f"{lib.name}.json"] = naming.json_text(description).encode("ascii")
+    files[f"{lib.name}.json"] = naming.ascii_json(description).encode("ascii")
     return files, description
 
 
@@ -81,7 +81,7 @@ def earlier_files(folder: Path, kind: str = C_KIND) -> list[str]:
         name = decode(str, found.get("name"), "name")
         recorded = decode(dict[str, str], found.get("files"), "files")
         ours = {k: v for k, v in recorded.items() if k in _paths_of(name, kind)}
-        return [*unchanged(folder, ours), path.name] if path.name == f"{name}.json" else []
+        return [*unchanged_files(folder, ours), path.name] if path.name == f"{name}.json" else []
     return []
 
 
@@ -215,7 +215,7 @@ def _found(folder: Path, kind: str) -> tuple[Path, dict[str, Any]]:
 
 
 def describe(
-    lib: Library, metadata: ModelMetadata | None, file: Path, data: bytes
+    lib: CLibrary, metadata: ModelMetadata | None, file: Path, data: bytes
 ) -> dict[str, Any]:
     """The description: what verify, the page and the reports need."""
     table = layer_table(lib)
@@ -264,7 +264,7 @@ def describe(
 # --- Build systems ---
 
 
-def _cmake(lib: Library) -> str:
+def _cmake(lib: CLibrary) -> str:
     n = lib.name
     return f"""# {lib.title}, as C
 if(ESP_PLATFORM)
@@ -298,7 +298,7 @@ endif()
 """
 
 
-def _arduino(lib: Library) -> str:
+def _arduino(lib: CLibrary) -> str:
     values = {
         "name": lib.name,
         "version": "1.0.0",
@@ -314,8 +314,8 @@ def _arduino(lib: Library) -> str:
     return "".join(f"{key}={value}\n" for key, value in values.items())
 
 
-def _platformio(lib: Library) -> str:
-    return naming.json_text(
+def _platformio(lib: CLibrary) -> str:
+    return naming.ascii_json(
         {
             "name": lib.name,
             "version": "1.0.0",
@@ -339,17 +339,17 @@ def _platformio(lib: Library) -> str:
     )
 
 
-def _component(lib: Library) -> str:
+def _component(lib: CLibrary) -> str:
     return (
         f'version: "1.0.0"\ndescription: "A capsule network as plain C, written from {lib.title}"\n'
     )
 
 
-def _zephyr_module(lib: Library) -> str:
+def _zephyr_module(lib: CLibrary) -> str:
     return f"name: {lib.name}\nbuild:\n  cmake: zephyr\n  kconfig: zephyr/Kconfig\n"
 
 
-def _zephyr_cmake(lib: Library) -> str:
+def _zephyr_cmake(lib: CLibrary) -> str:
     return f"""if(CONFIG_CAPSEDGE_{lib.upper})
   zephyr_library_named({lib.name})
   zephyr_library_sources(${{CMAKE_CURRENT_LIST_DIR}}/../{lib.name}.c)
@@ -359,14 +359,14 @@ endif()
 """
 
 
-def _zephyr_options(lib: Library) -> str:
+def _zephyr_options(lib: CLibrary) -> str:
     return f'config CAPSEDGE_{lib.upper}\n\tbool "The capsule network {lib.name}"\n\tdefault y\n'
 
 
 # --- The README ---
 
 
-def _readme(lib: Library, description: Mapping[str, Any]) -> str:
+def _readme(lib: CLibrary, description: Mapping[str, Any]) -> str:
     memory = description["memory"]
     n = lib.name
     rows = [

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 from capsedge.exporters.c.fit import memory_rows
-from capsedge.exporters.c.measurement import MeasuredC, measured_text
+from capsedge.exporters.c.measurement import MeasuredC
 from capsedge.runtime.files.text import format_bytes
-from capsedge.runtime.result_summary import Report, Table, short
+from capsedge.runtime.result_summary import Report, Table, shortened_name
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class FolderReport(Report):
     def _lines(self) -> list[str]:
         sizes = (format_bytes(self.memory[f"{k}_bytes"]) for k in ("constant", "arena"))
         flash, ram = sizes
-        return [f"{short(self._name)}: {flash} of constants, {ram} of RAM"]
+        return [f"{shortened_name(self._name)}: {flash} of constants, {ram} of RAM"]
 
     @property
     def _name(self) -> str:
@@ -121,3 +122,11 @@ def _shape_text(given: InputRow) -> str:
     """``1 x 1 x 28 x 28``, and the type if it is not the usual one."""
     shape = " x ".join(map(str, given.shape))
     return shape if given.type == "float32" else f"{shape}, {given.type}"
+
+
+def measured_text(measured: Mapping[str, Any]) -> str:
+    """Instructions and stack of `MeasuredC`, in words."""
+    counts, stack = measured["instructions"], measured["stack_bytes"]
+    parts = [f"{sum(counts):,} instructions"] if counts else []
+    parts += [] if stack is None else [f"{stack:,} bytes of stack"]
+    return ", ".join(parts) or "not measured"

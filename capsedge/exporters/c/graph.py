@@ -22,9 +22,9 @@ from capsedge.exporters.c.program import (
     ProgramValue,
     Translator,
     Untranslatable,
-    checked_size,
+    checked_tensor_bytes,
     constant,
-    dense,
+    contiguous_strides,
 )
 from capsedge.graph import Rewrites, functions, ir
 from capsedge.graph.ir import Graph
@@ -54,7 +54,7 @@ def prepare(model: onnx.ModelProto, wanted: Collection[str]) -> onnx.ModelProto:
     copy = ir.copy_of(model)
     write_standard_convolutions(copy)
     outputs = [o for o in copy.graph.output if o.name in wanted]
-    ir.replace(copy.graph.output, outputs)
+    ir.replace_repeated(copy.graph.output, outputs)
     shapes = ir.shapes_of(onnx.shape_inference.infer_shapes(copy, data_prop=True))
     _prune(copy.graph)
     ir.detach_functions(copy)
@@ -87,7 +87,7 @@ def prepare(model: onnx.ModelProto, wanted: Collection[str]) -> onnx.ModelProto:
 def _prune(graph: onnx.GraphProto) -> None:
     """Remove nodes that do not affect any output."""
     whole = Graph.of(graph)
-    ir.replace(graph.node, [whole.nodes[k] for k in whole.before(whole.outputs)])
+    ir.replace_repeated(graph.node, [whole.nodes[k] for k in whole.before(whole.outputs)])
 
 
 def _refused(node: onnx.NodeProto, operator: str, why: str) -> UnsupportedModelError:
@@ -143,7 +143,7 @@ class Translation:
                 self.inputs[info.name] = self._mask(shape)
                 continue
             try:
-                size = checked_size(math.prod(shape) * np.dtype(dtype).itemsize)
+                size = checked_tensor_bytes(math.prod(shape) * np.dtype(dtype).itemsize)
             except Untranslatable as error:
                 raise UnsupportedModelError(
                     "The file cannot be written as C.",
@@ -151,7 +151,9 @@ class Translation:
                     "Build with a smaller --batch, or export it for smaller images.",
                 ) from error
             buffer = Buffer(inputs[info.name], size, C_TYPES[dtype], external=True)
-            self.inputs[info.name] = ProgramValue(shape, dtype, dense(shape), buffer=buffer)
+            self.inputs[info.name] = ProgramValue(
+                shape, dtype, contiguous_strides(shape), buffer=buffer
+            )
         self._values.update(self.inputs)
         graph = Graph.of(model.graph)
         finals = graph.outputs

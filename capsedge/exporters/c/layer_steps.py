@@ -16,9 +16,9 @@ from capsedge.exporters.c.program import (
     ProgramValue,
     Translator,
     Untranslatable,
-    axis_of,
+    c_literal,
     constant,
-    literal,
+    nonnegative_axis,
 )
 
 # --- Matrix products ---
@@ -43,9 +43,9 @@ def _gemm(program: Program, node: CNode) -> list[ProgramValue]:
             return [_dense(program, node, a, b.array * np.float32(alpha), bias)]
     y = _product(program, a, b)
     if alpha != 1.0:
-        y = elementwise(program, [y], f"{{0}} * {literal(np.float32(alpha))}")
+        y = elementwise(program, [y], f"{{0}} * {c_literal(np.float32(alpha))}")
     if c is not None:
-        y = elementwise(program, [y, c], f"{{0}} + {{1}} * {literal(np.float32(beta))}")
+        y = elementwise(program, [y, c], f"{{0}} + {{1}} * {c_literal(np.float32(beta))}")
     if node.relu:
         y = elementwise(program, [y], "{0} < 0.0f ? 0.0f : {0}")
     return [y]
@@ -135,11 +135,11 @@ def _reduce(program: Program, node: CNode) -> list[ProgramValue]:
     axes = node.integers(1, "axes")
     if not axes:
         axes = [] if node.attributes.get("noop_with_empty_axes") else list(range(rank))
-    gone = {axis_of(a, rank) for a in axes}
+    gone = {nonnegative_axis(a, rank) for a in axes}
     kept = [1 if k in gone else size for k, size in enumerate(x.shape)]
     result = program.new(kept)
     start, join, end = _REDUCTIONS[node.operator]
-    end = end.format(scale=literal(np.float32(kept_share(x.shape, gone))))
+    end = end.format(scale=c_literal(np.float32(mean_factor(x.shape, gone))))
     outer = [(k, size) for k, size in enumerate(x.shape) if k not in gone and size > 1]
     inner = [(k, x.shape[k]) for k in sorted(gone) if x.shape[k] > 1]
     names = [f"i{k}" for k, _ in (*outer, *inner)]
@@ -161,7 +161,7 @@ def _reduce(program: Program, node: CNode) -> list[ProgramValue]:
     return [program.reshaped(result, [s for k, s in enumerate(kept) if k not in gone])]
 
 
-def kept_share(shape: Sequence[int], gone: set[int]) -> float:
+def mean_factor(shape: Sequence[int], gone: set[int]) -> float:
     """One over the number of elements that are added."""
     return 1.0 / math.prod(shape[k] for k in gone)
 
@@ -205,7 +205,7 @@ def _layer_normalization(program: Program, node: CNode) -> list[ProgramValue]:
     x = program.ordered(x)
     result = program.new(x.shape)
     names = [program.constants.add(scale), program.constants.add(bias)]
-    epsilon = literal(np.float32(node.attributes.get("epsilon", 1e-5)))
+    epsilon = c_literal(np.float32(node.attributes.get("epsilon", 1e-5)))
     code = (
         f"caps_normalize_rows({program.pointer(x)}, {program.pointer(result)}, {x.size // size}, {size}, "
         f"{names[0]}, {names[1]}, {epsilon});"

@@ -116,7 +116,7 @@ def count(
     """Run a network on a board.
 
     Args:
-        files: those of `write_c.generate`.
+        files: those of `write_c.generate_c_folder`.
         description: the contents of ``NAME.json``.
         flags: flags of the compiler, besides those of the board.
         stack: bytes that the board reserves.
@@ -181,7 +181,7 @@ def measure(
     """Measure a network with the tools that are installed.
 
     Args:
-        files: those of `write_c.generate`.
+        files: those of `write_c.generate_c_folder`.
         description: the contents of ``NAME.json``.
 
     Returns:
@@ -198,7 +198,7 @@ def measure(
                 "--measure compiles the network for Cortex-M, or at least for this machine.",
                 "On Debian: apt install gcc-arm-none-eabi libnewlib-arm-none-eabi qemu-system-arm",
             )
-        known = f"{version(compiler)} {' '.join(FLAGS)}"
+        known = f"{tool_version(compiler)} {' '.join(FLAGS)}"
         stack = stack_bound(files, description["name"], [compiler, *FLAGS])
         return [MeasuredC("this machine", known, stack, "", [])], BOARDS[REPORTED[0]].missing()
     found: list[MeasuredC] = []
@@ -206,35 +206,29 @@ def measure(
     for board in map(BOARDS.__getitem__, REPORTED):
         words = [board.compiler, *FLAGS, *board.flags]
         stack = stack_bound(files, description["name"], words)
-        known = f"{version(board.compiler)} {' '.join(words[1:])}"
+        known = f"{tool_version(board.compiler)} {' '.join(words[1:])}"
         if missing := board.missing():
             packages = missing
             found.append(MeasuredC(board.core, known, stack, "", []))
             continue
         counted = count(files, description, board)
-        found.append(MeasuredC(board.core, known, stack, version(board.emulator), counted.layers))
+        found.append(
+            MeasuredC(board.core, known, stack, tool_version(board.emulator), counted.layers)
+        )
     return found, packages
 
 
-def version(tool: str) -> str:
+def tool_version(tool: str) -> str:
     """The first line of a tool's version message."""
     done = toolchain.run([tool, "--version"], Path())
     return next(iter(done.stdout.splitlines()), Path(tool).name)
-
-
-def measured_text(measured: Mapping[str, Any]) -> str:
-    """Instructions and stack of `MeasuredC`, in words."""
-    counts, stack = measured["instructions"], measured["stack_bytes"]
-    parts = [f"{sum(counts):,} instructions"] if counts else []
-    parts += [] if stack is None else [f"{stack:,} bytes of stack"]
-    return ", ".join(parts) or "not measured"
 
 
 def stack_bound(files: Mapping[str, bytes], name: str, words: Sequence[str]) -> int | None:
     """Upper bound on the stack of ``NAME_run``, in bytes; None if there is none.
 
     Args:
-        files: those of `write_c.generate`.
+        files: those of `write_c.generate_c_folder`.
         words: a compiler and its flags; one that does not know ``-fcallgraph-info`` leaves no bound.
     """
     with temporary_folder() as folder:

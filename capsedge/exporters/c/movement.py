@@ -17,9 +17,9 @@ from capsedge.exporters.c.program import (
     ProgramValue,
     Translator,
     Untranslatable,
-    axis_of,
-    checked_size,
+    checked_tensor_bytes,
     constant,
+    nonnegative_axis,
 )
 
 
@@ -37,7 +37,7 @@ def _reshape(program: Program, node: CNode) -> list[ProgramValue]:
 def _flatten(program: Program, node: CNode) -> list[ProgramValue]:
     x = node.value(0)
     axis, rank = int(node.attributes.get("axis", 1)), len(x.shape)
-    front = math.prod(x.shape[: rank if axis == rank else axis_of(axis, rank)])
+    front = math.prod(x.shape[: rank if axis == rank else nonnegative_axis(axis, rank)])
     return [program.reshaped(x, (front, x.size // max(front, 1)))]
 
 
@@ -47,7 +47,7 @@ def _squeeze(_program: Program, node: CNode) -> list[ProgramValue]:
     gone = (
         {k for k, size in enumerate(x.shape) if size == 1}
         if axes is None
-        else {axis_of(a, len(x.shape)) for a in axes}
+        else {nonnegative_axis(a, len(x.shape)) for a in axes}
     )
     if any(x.shape[k] != 1 for k in gone):
         raise Untranslatable(f"{list(x.shape)} without the axes {sorted(gone)}")
@@ -58,7 +58,7 @@ def _unsqueeze(_program: Program, node: CNode) -> list[ProgramValue]:
     x = node.value(0)
     axes = node.integers(1, "axes") or []
     rank = len(x.shape) + len(axes)
-    new = {axis_of(a, rank) for a in axes}
+    new = {nonnegative_axis(a, rank) for a in axes}
     if len(new) < len(axes):
         raise Untranslatable(f"the new axes {axes}")
     own = iter(range(len(x.shape)))
@@ -89,7 +89,7 @@ def _transpose(_program: Program, node: CNode) -> list[ProgramValue]:
 def _expand(_program: Program, node: CNode) -> list[ProgramValue]:
     x = node.value(0)
     shape = broadcast([x.shape, tuple(node.integers(1, "shape") or ())])
-    checked_size(math.prod(shape))  # as long as it is only a view, too
+    checked_tensor_bytes(math.prod(shape))  # as long as it is only a view, too
     return [x.expanded(shape)]
 
 
@@ -102,7 +102,7 @@ def _slice(program: Program, node: CNode) -> list[ProgramValue]:
     if not len(starts) == len(ends) == len(axes) == len(steps) or 0 in steps:
         raise Untranslatable(f"a slice from {starts} to {ends} by {steps} along {axes}")
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        axis = axis_of(axis, rank)
+        axis = nonnegative_axis(axis, rank)
         start, end, step = slice(start, end, step).indices(x.shape[axis])
         if step > 0:
             x = x.sliced(axis, start, max(start, end), step)
@@ -149,7 +149,7 @@ def _pad(program: Program, node: CNode) -> list[ProgramValue]:
     x = node.value(0)
     rank = len(x.shape)
     pads = node.integers(1, "pads") or []
-    axes = [axis_of(a, rank) for a in node.integers(3, "axes") or range(rank)]
+    axes = [nonnegative_axis(a, rank) for a in node.integers(3, "axes") or range(rank)]
     if len(pads) != 2 * len(axes) or len(set(axes)) < len(axes):
         raise Untranslatable(f"{len(pads)} numbers to pad the axes {axes}")
     around = dict(zip(axes, zip(pads[: len(axes)], pads[len(axes) :], strict=True), strict=True))
@@ -183,7 +183,7 @@ def _mirrored(
         size = x.shape[axis]
         if not before and not after:
             continue
-        checked_size(before + size + after)
+        checked_tensor_bytes(before + size + after)
         at = np.arange(-before, size + after)
         if mode == "edge":
             index = np.clip(at, 0, size - 1)
@@ -239,7 +239,7 @@ def _tile(program: Program, node: CNode) -> list[ProgramValue]:
         raise Untranslatable(f"{repeats} repeats of {list(x.shape)}")
     for axis, times in enumerate(repeats):
         if times != 1:
-            checked_size(times * x.size)
+            checked_tensor_bytes(times * x.size)
             index = np.tile(np.arange(x.shape[axis]), times)
             x = (
                 x.expanded((*x.shape[:axis], times, *x.shape[axis + 1 :]))
@@ -289,7 +289,7 @@ def _resize(program: Program, node: CNode) -> list[ProgramValue]:
         source = x.shape[axis]
         if target == source and scale == 1:
             continue
-        checked_size(x.size // source * target)
+        checked_tensor_bytes(x.size // source * target)
         at = _positions(source, target, scale, rule)
         if mode == "nearest":
             index = np.clip(nearest(at), 0, source - 1).astype(np.int64)
@@ -304,7 +304,7 @@ def _targets(node: CNode, x: ProgramValue) -> dict[int, tuple[int, float]]:
     rank = len(x.shape)
     if node.opset < 11:
         raise Untranslatable("a version before 11")
-    axes = [axis_of(int(a), rank) for a in node.attributes.get("axes") or range(rank)]
+    axes = [nonnegative_axis(int(a), rank) for a in node.attributes.get("axes") or range(rank)]
     sizes = node.integers(3, "sizes") if node.optional(3) is not None else None
     if sizes is None:
         scales = [float(v) for v in node.array(2, "a scale").reshape(-1)]

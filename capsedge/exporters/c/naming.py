@@ -53,7 +53,7 @@ def _identifier(text: str) -> str:
     return name[:_LONGEST].rstrip("_")
 
 
-def field_of(name: str, taken: Collection[str]) -> str:
+def c_field_name(name: str, taken: Collection[str]) -> str:
     """A member of a structure from the name of an output.
 
     Macros would replace it. They are upper case by convention, so such a name gets a prefix, and so do words
@@ -71,7 +71,7 @@ def field_of(name: str, taken: Collection[str]) -> str:
     return unique
 
 
-def parameter_of(name: str) -> str:
+def c_parameter_name(name: str) -> str:
     """A parameter from the name of an input, behind ``input_``: no type, macro or variable begins so."""
     return f"input_{_identifier(name)}".rstrip("_")
 
@@ -91,7 +91,7 @@ def in_comment(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9 _.,:+()\[\]-]", "_", text)[:120].strip() or "_"
 
 
-def json_text(document: object) -> str:
+def ascii_json(document: object) -> str:
     """JSON in ASCII, which is YAML too."""
     return json.dumps(document, indent=2, ensure_ascii=True) + "\n"
 

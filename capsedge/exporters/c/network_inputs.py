@@ -108,7 +108,7 @@ def inputs_of(model: onnx.ModelProto) -> tuple[CInput, ...]:
     inputs = tuple(
         CInput(
             i.name,
-            naming.parameter_of(i.name) if len(found) > 1 else "input",
+            naming.c_parameter_name(i.name) if len(found) > 1 else "input",
             _TYPES[i.type.tensor_type.elem_type],
             tuple(d.dim_value for d in i.type.tensor_type.shape.dim),
         )

@@ -14,8 +14,8 @@ from capsedge.exporters.c.program import (
     Shape,
     Translator,
     Untranslatable,
+    c_literal,
     constant,
-    literal,
 )
 
 # Expressions of one element, and the kernels that they call. Comparisons let NaN through.
@@ -173,7 +173,7 @@ def _extreme(program: Program, node: CNode) -> list[ProgramValue]:
 def _mean(program: Program, node: CNode) -> list[ProgramValue]:
     node.floats(0)
     (total,) = _sum(program, node)
-    return [elementwise(program, [total], f"{{0}} * {literal(np.float32(1 / len(node.inputs)))}")]
+    return [elementwise(program, [total], f"{{0}} * {c_literal(np.float32(1 / len(node.inputs)))}")]
 
 
 def _where(program: Program, node: CNode) -> list[ProgramValue]:
@@ -239,9 +239,9 @@ def _clip(program: Program, node: CNode) -> list[ProgramValue]:
     low, high = limits
     if low is not None and high is not None and high < low:
         low = high
-    expression = "{0}" if low is None else f"{{0}} < {literal(low)} ? {literal(low)} : {{0}}"
+    expression = "{0}" if low is None else f"{{0}} < {c_literal(low)} ? {c_literal(low)} : {{0}}"
     if high is not None:
-        expression = f"{{0}} > {literal(high)} ? {literal(high)} : {expression}"
+        expression = f"{{0}} > {c_literal(high)} ? {c_literal(high)} : {expression}"
     return [elementwise(program, [x], expression)]
 
 
@@ -252,20 +252,20 @@ def _with_alpha(program: Program, node: CNode) -> list[ProgramValue]:
         "HardSigmoid": 0.2,
         "Selu": 1.67326,
     }
-    alpha = literal(np.float32(node.attributes.get("alpha", defaults.get(node.operator, 1.0))))
+    alpha = c_literal(np.float32(node.attributes.get("alpha", defaults.get(node.operator, 1.0))))
     kernel = ""
     if node.operator == "LeakyRelu":
         expression = f"{{0}} < 0.0f ? {{0}} * {alpha} : {{0}}"
     elif node.operator == "Elu":
         expression, kernel = f"{{0}} < 0.0f ? {alpha} * (caps_exp({{0}}) - 1.0f) : {{0}}", "exp"
     elif node.operator == "HardSigmoid":
-        line = f"{{0}} * {alpha} + {literal(np.float32(node.attributes.get('beta', 0.5)))}"
+        line = f"{{0}} * {alpha} + {c_literal(np.float32(node.attributes.get('beta', 0.5)))}"
         expression = f"{line} < 0.0f ? 0.0f : {line} > 1.0f ? 1.0f : {line}"
     elif node.operator == "HardSwish":
         line = "{0} * 0.166666672f + 0.5f"
         expression = f"{{0}} * ({line} < 0.0f ? 0.0f : {line} > 1.0f ? 1.0f : {line})"
     else:
-        gamma = literal(np.float32(node.attributes.get("gamma", 1.0507)))
+        gamma = c_literal(np.float32(node.attributes.get("gamma", 1.0507)))
         expression = f"{gamma} * ({{0}} < 0.0f ? {alpha} * (caps_exp({{0}}) - 1.0f) : {{0}})"
         kernel = "exp"
     return [elementwise(program, [node.floats(0)], expression, kernel=kernel)]

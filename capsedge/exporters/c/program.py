@@ -91,7 +91,7 @@ class ProgramValue:
 
     def lies(self, order: Sequence[int]) -> bool:
         """Whether its elements are contiguous in this order of axes."""
-        wanted = dense(self.shape, order)
+        wanted = contiguous_strides(self.shape, order)
         axes = zip(self.shape, self.strides, wanted, strict=True)
         return all(size == 1 or own == want for size, own, want in axes)
 
@@ -138,12 +138,12 @@ class ProgramValue:
 
 
 def constant(array: Array) -> ProgramValue:
-    """A constant value."""
+    """A constant array as a value of a C program."""
     array = np.ascontiguousarray(array) if array.ndim else array
-    return ProgramValue(array.shape, array.dtype.name, dense(array.shape), array=array)
+    return ProgramValue(array.shape, array.dtype.name, contiguous_strides(array.shape), array=array)
 
 
-def dense(shape: Sequence[int], order: Sequence[int] = ()) -> tuple[int, ...]:
+def contiguous_strides(shape: Sequence[int], order: Sequence[int] = ()) -> tuple[int, ...]:
     """Strides of contiguous elements in an order of the axes, by default their own."""
     strides, step = [0] * len(shape), 1
     for axis in reversed(order or range(len(shape))):
@@ -205,10 +205,10 @@ class Program:
         shape = tuple(shape)
         if dtype not in C_TYPES:
             raise Untranslatable(f"elements of type {dtype}")
-        size = checked_size(math.prod(shape) * np.dtype(dtype).itemsize)
+        size = checked_tensor_bytes(math.prod(shape) * np.dtype(dtype).itemsize)
         buffer = Buffer(f"{self._prefix}v{self._count}", size, C_TYPES[dtype])
         self._count += 1
-        return ProgramValue(shape, dtype, dense(shape, order), buffer=buffer)
+        return ProgramValue(shape, dtype, contiguous_strides(shape, order), buffer=buffer)
 
     def step(
         self,
@@ -225,7 +225,7 @@ class Program:
     ) -> None:
         """Add a statement."""
         if scratch:
-            checked_size(scratch)
+            checked_tensor_bytes(scratch)
         self.kernels.update(kernels)
         self.steps.append(
             ProgramStep(
@@ -253,7 +253,9 @@ class Program:
         axes = tuple(order) or tuple(range(len(value.shape)))
         if value.array is not None:
             array = np.ascontiguousarray(value.array.transpose(axes))
-            return ProgramValue(value.shape, value.dtype, dense(value.shape, axes), array=array)
+            return ProgramValue(
+                value.shape, value.dtype, contiguous_strides(value.shape, axes), array=array
+            )
         if value.lies(axes):
             return value
         result = self.new(value.shape, value.dtype, axes)
@@ -267,7 +269,7 @@ class Program:
             raise Untranslatable(f"{list(value.shape)} reshaped to {list(shape)}")
         if value.array is not None:
             return constant(value.array.reshape(shape))
-        return replace(self.ordered(value), shape=shape, strides=dense(shape))
+        return replace(self.ordered(value), shape=shape, strides=contiguous_strides(shape))
 
     def loops(
         self,
@@ -287,16 +289,16 @@ class Program:
             missing = len(result.shape) - len(value.shape)
             own = [0 if d == 1 else s for d, s in zip(value.shape, value.strides, strict=True)]
             strides.append((0,) * missing + tuple(own))
-        dims = merged((result.shape[a], *(s[a] for s in strides)) for a in result.order)
+        dims = merged_loops((result.shape[a], *(s[a] for s in strides)) for a in result.order)
         names = [f"i{k}" for k in range(len(dims))]
         index = [
-            sum_of([(name, d[1 + n]) for name, d in zip(names, dims, strict=True)])
+            index_expression([(name, d[1 + n]) for name, d in zip(names, dims, strict=True)])
             for n in range(len(strides))
         ]
         terms, constants = [], []
         for value, at in zip(operands, index[1:], strict=True):
             if value.array is not None and value.size == 1:
-                terms.append(literal(value.array.reshape(-1)[0]))
+                terms.append(c_literal(value.array.reshape(-1)[0]))
                 continue
             if value.array is not None:
                 constants.append(self.pointer(value))
@@ -319,7 +321,7 @@ def _same_positions(result: ProgramValue, value: ProgramValue, strides: Sequence
     return all(size == 1 or own == other for size, own, other in axes)
 
 
-def checked_size(size: int) -> int:
+def checked_tensor_bytes(size: int) -> int:
     """The bytes of a tensor.
 
     Raises:
@@ -332,7 +334,7 @@ def checked_size(size: int) -> int:
     return size
 
 
-def merged(dims: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
+def merged_loops(dims: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
     """Loops ``(size, stride, stride, ...)``, neighbours joined where every stride allows it."""
     found: list[tuple[int, ...]] = []
     for size, *strides in dims:
@@ -348,18 +350,18 @@ def merged(dims: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
 def _floats(array: Array) -> list[str]:
     """Numbers with 9 digits, enough to distinguish all float32 values."""
     if not np.isfinite(array).all():
-        return [literal(number) for number in array]
+        return [c_literal(number) for number in array]
     texts = [f"{number:.9g}" for number in array.tolist()]
     return [f"{t}f" if "." in t or "e" in t else f"{t}.0f" for t in texts]
 
 
-def sum_of(terms: Iterable[tuple[str, int]]) -> str:
+def index_expression(terms: Iterable[tuple[str, int]]) -> str:
     """An index: ``i0 * 16 + i1``."""
     parts = [name if step == 1 else f"{name} * {step}" for name, step in terms if step]
     return " + ".join(parts) or "0"
 
 
-def literal(number: Any) -> str:
+def c_literal(number: Any) -> str:
     """A numpy number as a C literal."""
     if isinstance(number, np.floating | float):
         single = np.float32(number)
@@ -387,7 +389,7 @@ class Constants:
             array = array.astype(np.uint8)
         if array.dtype.name not in C_TYPES:
             raise Untranslatable(f"constants of type {array.dtype}")
-        checked_size(array.nbytes)
+        checked_tensor_bytes(array.nbytes)
         key = (array.dtype.name, array.tobytes())
         if key not in self._names:
             self._names[key] = name = f"k{len(self.arrays)}"
@@ -401,7 +403,7 @@ class Constants:
     def definitions(self) -> Iterator[str]:
         """The C definitions, one per array."""
         for name, array in self.arrays.items():
-            numbers = _floats(array) if array.dtype.kind == "f" else map(literal, array)
+            numbers = _floats(array) if array.dtype.kind == "f" else map(c_literal, array)
             lines, line = [], ""
             for number in numbers:
                 if len(line) + len(number) > 118:
@@ -468,13 +470,13 @@ class CNode:
 
     def filled(self, k: int, what: str, shape: Sequence[int]) -> Array:
         """A required, constant input that is broadcast to a shape."""
-        return filled(self.array(k, what), what, shape)
+        return broadcast_constant(self.array(k, what), what, shape)
 
     def axis(self, default: int, rank: int) -> int:
-        return axis_of(int(self.attributes.get("axis", default)), rank)
+        return nonnegative_axis(int(self.attributes.get("axis", default)), rank)
 
 
-def filled(array: Array, what: str, shape: Sequence[int]) -> Array:
+def broadcast_constant(array: Array, what: str, shape: Sequence[int]) -> Array:
     """An array, broadcast to a shape.
 
     Raises:
@@ -486,7 +488,7 @@ def filled(array: Array, what: str, shape: Sequence[int]) -> Array:
         raise Untranslatable(f"{what} of shape {list(array.shape)} for {list(shape)}") from error
 
 
-def axis_of(axis: int, rank: int) -> int:
+def nonnegative_axis(axis: int, rank: int) -> int:
     """An axis counted from the front.
 
     Raises:

@@ -12,7 +12,7 @@ import numpy as np
 from capsedge.exporters.c.naming import c_string, in_comment
 from capsedge.exporters.c.network_inputs import CInput
 from capsedge.exporters.c.plan import Plan
-from capsedge.exporters.c.program import Constants, Program, Shape, literal
+from capsedge.exporters.c.program import Constants, Program, Shape, c_literal
 from capsedge.runtime.metadata.metadata import Preprocessing
 
 _VARIANTS = {"f32": "float", "q8": "int8_t"}
@@ -48,7 +48,7 @@ class Function:
 
 
 @dataclass(frozen=True)
-class Library:
+class CLibrary:
     """Everything needed to write the source.
 
     Attributes:
@@ -122,7 +122,7 @@ class Library:
 # --- Kernels ---
 
 
-def kernel_source(name: str) -> str:
+def c_kernel_source(name: str) -> str:
     """The text of a kernel; ``votes_q8`` is a variant of ``votes``."""
     found = _kernel_file(name)
     if found is not None:
@@ -145,7 +145,7 @@ def kernel_sources(names: Sequence[str]) -> list[str]:
     def add(name: str) -> None:
         if name in done:
             return
-        text = kernel_source(name)
+        text = c_kernel_source(name)
         variants = re.search(r"^/\* variants: ([\w ]+) \*/\n", text, re.M)
         uses = re.search(r"^/\* uses: ([\w ]+) \*/\n", text, re.M)
         for used in uses[1].split() if uses else []:
@@ -167,12 +167,12 @@ def _has_variants(name: str) -> bool:
 # --- The header ---
 
 
-def header(lib: Library) -> str:
+def header(lib: CLibrary) -> str:
     """``NAME.h``."""
     return "\n".join(_header(lib)) + "\n"
 
 
-def _header(lib: Library) -> Iterator[str]:
+def _header(lib: CLibrary) -> Iterator[str]:
     n, u = lib.name, lib.upper
     yield from (f"/* {lib.heading[0]}", *(f"   {line}" for line in lib.heading[1:]))
     yield "   A call needs an arena of its own, aligned to 16 bytes; nothing else is written. Calls with"
@@ -226,7 +226,7 @@ def _header(lib: Library) -> Iterator[str]:
     yield from ("", "#ifdef __cplusplus", "}", "#endif", "", "#endif")
 
 
-def _run_declaration(lib: Library) -> Iterator[str]:
+def _run_declaration(lib: CLibrary) -> Iterator[str]:
     n = lib.name
     if len(lib.inputs) == 1:
         (given,) = lib.inputs
@@ -244,7 +244,7 @@ def _run_declaration(lib: Library) -> Iterator[str]:
 # --- The source ---
 
 
-def source(lib: Library, definitions: Iterable[str] | None = None) -> str:
+def source(lib: CLibrary, definitions: Iterable[str] | None = None) -> str:
     """``NAME.c``; ``definitions`` are those of its constants, if they are not to be lists of numbers."""
     kernels = set(lib.run.program.kernels)
     if lib.decoder is not None:
@@ -252,7 +252,7 @@ def source(lib: Library, definitions: Iterable[str] | None = None) -> str:
     n = lib.name
     parts = [
         "/* " + "\n   ".join(lib.heading) + " */\n",
-        f'#include "{n}.h"\n\n' + kernel_source("common"),
+        f'#include "{n}.h"\n\n' + c_kernel_source("common"),
         "/* A profiler can define this: it stands before every layer, with its number. */\n"
         "#ifndef CAPSEDGE_STEP\n#define CAPSEDGE_STEP(layer)\n#endif\n",
         *kernel_sources(sorted(kernels)),
@@ -278,7 +278,7 @@ def source(lib: Library, definitions: Iterable[str] | None = None) -> str:
     return "\n".join(parts)
 
 
-def layers(function: Function) -> list[tuple[str, str, list[int]]]:
+def steps_by_layer(function: Function) -> list[tuple[str, str, list[int]]]:
     """Node, operator and the numbers of its steps, in the order of the program."""
     found: list[tuple[str, str, list[int]]] = []
     for t, step in enumerate(function.program.steps):
@@ -304,35 +304,35 @@ def _function(signature: str, function: Function, first: str) -> Iterator[str]:
         yield f"  {kind} *const {name} = ({kind} *)(void *)(memory + {plan.offsets[name]});"
     yield from ([first] if first else [])
     yield "  (void)memory;"
-    for number, (node, operator, steps) in enumerate(layers(function)):
+    for number, (node, operator, steps) in enumerate(steps_by_layer(function)):
         yield f"  CAPSEDGE_STEP({number}) /* {in_comment(node)}: {in_comment(operator)} */"
         for t in steps:
             code = function.program.steps[t].code
             code = code.replace("SCRATCH", f"(void *)(memory + {plan.scratch[t]})")
             yield f"  {code}"
-    yield f"  CAPSEDGE_STEP({len(layers(function))})"
+    yield f"  CAPSEDGE_STEP({len(steps_by_layer(function))})"
     yield "}"
 
 
-def _prepare(lib: Library, p: Preprocessing) -> str:
+def _prepare(lib: CLibrary, p: Preprocessing) -> str:
     """The constants and the function from pixels to the input, with the arithmetic of `runtime.images`."""
     n, c = lib.name, p.channels
 
     def numbers(values: tuple[float, ...]) -> str:
         every = np.broadcast_to(np.asarray(values, np.float32), (c,))
-        return ", ".join(literal(v) for v in every)
+        return ", ".join(c_literal(v) for v in every)
 
     size = p.height * p.width
     at = f"k * {size} + i" if p.layout == "NCHW" else f"i * {c} + k"
     channel = f"{c - 1} - k" if p.order == "BGR" else "k"
     lines = [
-        f"const float {n}_scale = {literal(np.float32(p.scale))};",
+        f"const float {n}_scale = {c_literal(np.float32(p.scale))};",
         f"const float {n}_mean[{c}] = {{{numbers(p.mean)}}};",
         f"const float {n}_std[{c}] = {{{numbers(p.std)}}};",
         "",
     ]
     if p.per_image == "standardize":
-        lines += [kernel_source("sqrt64")]
+        lines += [c_kernel_source("sqrt64")]
     lines += [f"void {n}_prepare(const uint8_t *pixels, float *input) {{", "  int i, k;"]
     value = f"(float)pixels[i * {c} + {channel}]"
     if p.per_image == "min-max":

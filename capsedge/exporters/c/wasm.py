@@ -17,7 +17,7 @@ from capsedge.errors import EnvironmentProblem, UnsupportedModelError
 from capsedge.exporters.c import folder, naming, toolchain
 from capsedge.exporters.c.network_inputs import CInput, input_values, is_plain, listed
 from capsedge.exporters.c.program import C_TYPES, Constants
-from capsedge.exporters.c.source import Library, header, source
+from capsedge.exporters.c.source import CLibrary, header, source
 from capsedge.exporters.c.write_c import read_library
 from capsedge.runtime.files.protobuf import varint_of
 from capsedge.runtime.files.text import format_bytes, printable
@@ -110,7 +110,7 @@ class CompiledNetwork:
     """
 
     data: bytes
-    library: Library
+    library: CLibrary
     description: dict[str, Any]
 
 
@@ -176,7 +176,7 @@ def compile_network(
     return CompiledNetwork(code + custom_section(WASM_SECTION, text), library, known)
 
 
-def _one_input(library: Library) -> tuple[CInput, ...]:
+def _one_input(library: CLibrary) -> tuple[CInput, ...]:
     """The only input, which is of floats.
 
     Raises:
@@ -191,7 +191,7 @@ def _one_input(library: Library) -> tuple[CInput, ...]:
     return library.inputs
 
 
-def _scores(library: Library, metadata: ModelMetadata | None) -> dict[str, str] | None:
+def _scores(library: CLibrary, metadata: ModelMetadata | None) -> dict[str, str] | None:
     """The output that decides the class, and what its values are; None for a regression."""
     fields = {output.name: output.field for output in library.outputs}
     declared = metadata.outputs if metadata is not None else None
@@ -235,7 +235,7 @@ def _compiler() -> Path:
     return Path(found.origin).parent / ("zig.exe" if os.name == "nt" else "zig")
 
 
-def _compile(zig: Path, library: Library) -> bytes:
+def _compile(zig: Path, library: CLibrary) -> bytes:
     """The bytes of the WebAssembly module, without custom sections of ours."""
     with temporary_folder() as place:
         for path, text in sources(library).items():
@@ -253,7 +253,7 @@ def _compile(zig: Path, library: Library) -> bytes:
         return (place / "caps_host.wasm").read_bytes()
 
 
-def sources(library: Library) -> dict[str, str]:
+def sources(library: CLibrary) -> dict[str, str]:
     """The files to compile, by name."""
     return {
         f"{library.name}.h": header(library),
@@ -288,12 +288,12 @@ def _failed(why: str) -> EnvironmentProblem:
     )
 
 
-def glue(library: Library) -> str:
+def glue(library: CLibrary) -> str:
     """C source around the network: its memory, and the functions that a host calls."""
     return "\n".join(_glue(library)) + "\n"
 
 
-def _glue(lib: Library) -> Iterator[str]:
+def _glue(lib: CLibrary) -> Iterator[str]:
     n, u, p = lib.name, lib.upper, lib.preprocessing
     buffers = {"input": ("float", f"{u}_INPUT_SIZE")}
     if p is not None:
@@ -352,7 +352,7 @@ def _files(network: CompiledNetwork) -> tuple[dict[str, bytes], dict[str, Any]]:
         f"{name}.d.mts": _template("module.d.mts", name, results),
     }
     description = {**network.description, "files": folder.checksums(files)}
-    files[f"{name}.json"] = naming.json_text(description).encode("ascii")
+    files[f"{name}.json"] = naming.ascii_json(description).encode("ascii")
     return files, description
 
 

@@ -13,11 +13,12 @@ import onnx
 from capsedge.errors import UnsupportedModelError, UsageError
 from capsedge.exporters.c import folder, measurement, naming, network_inputs
 from capsedge.exporters.c.fit import check_fit, excess, memory_rows
+from capsedge.exporters.c.folder_report import measured_text
 from capsedge.exporters.c.graph import Translation, prepare
 from capsedge.exporters.c.plan import plan
 from capsedge.exporters.c.program import Constants, Program, ProgramValue
 from capsedge.exporters.c.reconstruct import translate_decoder
-from capsedge.exporters.c.source import COutput, Function, Library
+from capsedge.exporters.c.source import CLibrary, COutput, Function
 from capsedge.graph import ir
 from capsedge.graph.check import checked
 from capsedge.graph.check_steps import Bounds
@@ -58,10 +59,7 @@ class CReport(Report):
             ("folder", f"{self.path}, with {name}.c and {name}.h"),
             *memory_rows(name, self.description["memory"]),
             ("products", f"{self.description['products']:,} multiply-adds"),
-            *(
-                (m["core"], measurement.measured_text(m))
-                for m in self.description.get("measured", [])
-            ),
+            *((m["core"], measured_text(m)) for m in self.description.get("measured", [])),
         ]
 
     def to_dict(self) -> dict[str, Any]:
@@ -100,17 +98,17 @@ def write_c(
     prefix = naming.prefix_of(source.stem) if name is None else naming.check_prefix(name)
     check_replaceable(target, folder.earlier_files(target))
     data, _ = summary.read_harmless(source)
-    files, description = generate(data, source, prefix, batch, fit)
+    files, description = generate_c_folder(data, source, prefix, batch, fit)
     missing: list[str] = []
     if measure:
         found, missing = measurement.measure(files, description)
         description["measured"] = [asdict(each) for each in found]
-        files[f"{prefix}.json"] = naming.json_text(description).encode("ascii")
+        files[f"{prefix}.json"] = naming.ascii_json(description).encode("ascii")
     write_folder(target, files, folder.earlier_files(target))
     return CReport(target, description, tuple(missing))
 
 
-def generate(
+def generate_c_folder(
     data: bytes,
     file: Path,
     prefix: str,
@@ -139,7 +137,7 @@ def read_library(
     prefix: str,
     batch: int | None = None,
     fit: Mapping[str, int] | None = None,
-) -> tuple[Library, ModelMetadata | None]:
+) -> tuple[CLibrary, ModelMetadata | None]:
     """Read everything needed to write the source from an ONNX file that ``read_harmless`` accepted.
 
     With ``fit``, as many convolutions are computed in tiles as fit, those first that save most; the network
@@ -152,7 +150,7 @@ def read_library(
     data = checked(data, str(file), bounds)
     model = onnx.load_model_from_string(data)
 
-    def translated(direct: frozenset[str]) -> tuple[Library, ModelMetadata | None]:
+    def translated(direct: frozenset[str]) -> tuple[CLibrary, ModelMetadata | None]:
         library, metadata = translate(data, model, prefix, batch, printable(file.name), direct)
         return replace(library, fit=dict(fit or {})), metadata
 
@@ -175,7 +173,7 @@ def translate(
     batch: int | None,
     file: str,
     direct: Collection[str] = (),
-) -> tuple[Library, ModelMetadata | None]:
+) -> tuple[CLibrary, ModelMetadata | None]:
     """Translate the network and collect everything needed to write the folder.
 
     Args:
@@ -219,7 +217,7 @@ def translate(
         f"{naming.in_comment(file)}, written as C by capsedge {naming.in_comment(VERSION)}; do not edit.",
         "Every sum has a fixed order: with -ffp-contract=off, results are the same bits on every machine.",
     )
-    library = Library(
+    library = CLibrary(
         prefix, naming.in_comment(file), inputs, outputs, tuple(labels),
         metadata.preprocessing if metadata is not None and network_inputs.is_plain(inputs) else None,
         Function(run.program, plan(run.program.steps)),
@@ -332,7 +330,7 @@ def _write_outputs(
     program, outputs = run.program, []
     fields: list[str] = []
     for name in names:
-        field = naming.field_of(name, [*taken, *fields])
+        field = naming.c_field_name(name, [*taken, *fields])
         fields.append(field)
         value = run.outputs[name]
         _deliver(program, value, field)

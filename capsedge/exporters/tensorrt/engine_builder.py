@@ -16,7 +16,7 @@ from typing import Any
 from capsedge.errors import EnvironmentProblem, UnsupportedModelError, UsageError
 from capsedge.runtime.backends import engine_layers
 from capsedge.runtime.backends.engine_layers import EngineLayer
-from capsedge.runtime.backends.tensorrt_library import load_plugin, product, start
+from capsedge.runtime.backends.tensorrt_library import load_plugin, product_version, start
 from capsedge.runtime.backends.tensorrt_rtx import set_compute_capabilities
 from capsedge.runtime.files.text import format_bytes
 
@@ -251,7 +251,7 @@ def _refused(trt: Any, logger: Any, parser: Any, plugin: Path | None) -> Unsuppo
         f"{error.node_operator()} '{error.node_name()}': {error.desc()}" for error in errors
     ]
     return UnsupportedModelError(
-        f"{product(trt)} cannot parse the model.",
+        f"{product_version(trt)} cannot parse the model.",
         "; ".join(reasons) or logger.words(),
         _advice(plugin),
     )
@@ -349,15 +349,17 @@ def _failure(
         )
     if "turing" in messages:
         return UnsupportedModelError(
-            f"{product(trt)} cannot build this model for compute capability 7.5 (Turing).",
+            f"{product_version(trt)} cannot build this model for compute capability 7.5 (Turing).",
             words,
             "Leave 7.5 out of `--compute-capability`. On a Turing GPU, `capsedge build` without "
             "`--target` builds a TensorRT engine.",
         )
     if "memory" in messages:
         return EnvironmentProblem(
-            f"{product(trt)} ran out of memory.",
+            f"{product_version(trt)} ran out of memory.",
             words,
             "Close other programs, lower the limit with `--workspace 512M`, or build for a smaller batch.",
         )
-    return UnsupportedModelError(f"{product(trt)} cannot build this model.", words, _advice(plugin))
+    return UnsupportedModelError(
+        f"{product_version(trt)} cannot build this model.", words, _advice(plugin)
+    )

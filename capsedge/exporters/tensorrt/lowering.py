@@ -1,4 +1,4 @@
-"""Prepare an ONNX file for TensorRT's parser, and read back the precision that was built.
+"""Prepare an ONNX file for TensorRT: batch, length and precision; count the layers by precision.
 
 The parser never sees a model-local function, which TensorRT versions treat differently. *native* uses
 standard operators only. *fused* keeps the capsule operators that the plugin library has, marked for its
@@ -28,18 +28,18 @@ from capsedge.graph.ir import (
     keep_signature,
     operator_nodes,
     opset_of,
-    replace,
+    replace_repeated,
     set_opset,
     shapes_of,
 )
 from capsedge.graph.rewrites import without_parents
-from capsedge.runtime.backends.engine_layers import EngineLayer, computing
+from capsedge.runtime.backends.engine_layers import EngineLayer, arithmetic_layers
 from capsedge.runtime.backends.tensorrt_library import PLUGINS
 from capsedge.runtime.metadata.cascade_metadata import CASCADE_KEY
 from capsedge.runtime.metadata.table_indices import read_inputs_property
 from capsedge.runtime.onnx_file.layer_map import locate, node_name
 from capsedge.runtime.onnx_file.structure import GraphStructure, Node, read_structure
-from capsedge.spec.limits import limit_of
+from capsedge.spec.limits import runtime_limit
 from capsedge.spec.operators import DOMAIN, OPERATORS, PLUGIN_VERSION, operator_of
 from capsedge.spec.vocabularies import PRECISIONS
 
@@ -51,7 +51,7 @@ _NEWEST_OPSET = 20  # the newest that TensorRT 10.3 parses
 
 
 def native(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy in standard operators only.
+    """A copy in standard operators only, for ``--plugin native``.
 
     Raises:
         UnsupportedModelError: a capsule operator has no function body.
@@ -106,7 +106,7 @@ def fused(model: onnx.ModelProto, namespace: str) -> onnx.ModelProto:
         else:
             node.domain = _INLINED
             used.append(body)
-    replace(copy.functions, [f for f in copy.functions if f.domain != DOMAIN])
+    replace_repeated(copy.functions, [f for f in copy.functions if f.domain != DOMAIN])
     for body in {(f.name, f.overload): f for f in used}.values():
         function = copy.functions.add()
         function.CopyFrom(body)
@@ -164,7 +164,7 @@ def check_plugin_limits(model: onnx.ModelProto) -> None:
     Raises:
         UnsupportedModelError: one of its operators does.
     """
-    most = limit_of("cuda", "ITERATIONS")
+    most = runtime_limit("cuda", "ITERATIONS")
     shapes = shapes_of(model)
     for node in operator_nodes(model):
         if not _has_plugin(node, shapes):
@@ -328,7 +328,7 @@ def choose_length(model: onnx.ModelProto, asked: tuple[int, int, int] | None) ->
     return asked or (1, longest, longest)
 
 
-def fix_batch(model: onnx.ModelProto, batch: int) -> onnx.ModelProto:
+def fix_engine_batch(model: onnx.ModelProto, batch: int) -> onnx.ModelProto:
     """A copy with a fixed batch: all shapes are then static, and TensorRT optimizes for them.
 
     Raises:
@@ -395,7 +395,7 @@ _STRANGE = {"fp32": {"FP16", "BF16", "FP8", "INT8"}, "fp16": {"INT8", "FP8"}}
 _COUNTED = {"FP32", "FP16", "BF16", "FP8", "INT8"}
 
 
-def of_model(model: onnx.ModelProto) -> str:
+def precision_of_model(model: onnx.ModelProto) -> str:
     """The precision by a graph's types: ``fp32``, ``fp16``, ``int8``, or ``mixed`` for both FP16 and INT8."""
     quantized = any(n.op_type == "DequantizeLinear" for n in model.graph.node)
     types = {t.data_type for t in model.graph.initializer}
@@ -408,7 +408,7 @@ def of_model(model: onnx.ModelProto) -> str:
     return "fp16" if half else "fp32"
 
 
-def resolve(asked: str | None, model: onnx.ModelProto) -> str:
+def resolve_precision(asked: str | None, model: onnx.ModelProto) -> str:
     """The precision to build, which is always the file's own.
 
     Args:
@@ -417,7 +417,7 @@ def resolve(asked: str | None, model: onnx.ModelProto) -> str:
     Raises:
         UsageError: the file has another one.
     """
-    found = of_model(model)
+    found = precision_of_model(model)
     if asked is None or asked == found or (asked == "int8" and found == "mixed"):
         return asked or found
     if asked not in PRECISIONS:
@@ -434,10 +434,10 @@ def resolve(asked: str | None, model: onnx.ModelProto) -> str:
     )
 
 
-def count(layers: Iterable[EngineLayer]) -> dict[str, int]:
+def count_by_precision(layers: Iterable[EngineLayer]) -> dict[str, int]:
     """Count the computing layers with data of each floating-point or INT8 type."""
     counts: Counter[str] = Counter()
-    for layer in computing(layers):
+    for layer in arithmetic_layers(layers):
         counts.update(layer.types & _COUNTED)
     return dict(sorted(counts.items()))
 
@@ -460,7 +460,7 @@ def compare(asked: str, layers: Sequence[EngineLayer]) -> None:
     Raises:
         ParityError: a requested type is missing from the engine, or it has one that was not requested.
     """
-    counts, products = count(layers), count_products(layers)
+    counts, products = count_by_precision(layers), count_products(layers)
     found = {kind for kind in counts if kind != "INT8"} | ({"INT8"} & set(products))
     absent = sorted(_NEEDED[asked] - found)
     extra = sorted(_STRANGE.get(asked, {"FP8"}) & set(counts))
@@ -472,7 +472,7 @@ def compare(asked: str, layers: Sequence[EngineLayer]) -> None:
         else f"none with {kind}"
         for kind in absent
     ] + [f"{kind} was not requested" for kind in extra]
-    unknown = sum(not layer.types for layer in computing(layers))
+    unknown = sum(not layer.types for layer in arithmetic_layers(layers))
     if unknown:
         words.append(f"TensorRT does not report the types of {unknown} layers")
     listed = ", ".join(f"{n} layers with {kind}" for kind, n in counts.items()) or "no layer"

@@ -36,7 +36,7 @@ from capsedge.runtime.backends.tensorrt_library import (
     no_plugin,
     start,
     tensorrt_logger,
-    this_machine,
+    this_build_machine,
 )
 from capsedge.runtime.backends.tensorrt_rtx import (
     DEFAULT_CAPABILITIES,
@@ -56,7 +56,7 @@ from capsedge.runtime.machine import power_mode
 from capsedge.runtime.metadata import engine_metadata
 from capsedge.runtime.metadata.engine_metadata import BuildMachine
 from capsedge.runtime.onnx_file import summary
-from capsedge.runtime.result_summary import Report, short
+from capsedge.runtime.result_summary import Report, shortened_name
 from capsedge.spec.fields import INPUTS_KEY, PREFIX
 from capsedge.spec.vocabularies import TENSORRT, TENSORRT_RTX
 
@@ -83,7 +83,7 @@ class BuildReport(Report):
         if built.length:
             sizes += f", length {engine_metadata.range_words(built.length)}"
         how = f"{built.target}, {built.precision}, {built.plugin} operators, {sizes}"
-        return [f"{short(self.path.name)}: {format_bytes(built.engine_bytes)}, {how}"]
+        return [f"{shortened_name(self.path.name)}: {format_bytes(built.engine_bytes)}, {how}"]
 
     def rows(self) -> list[tuple[str, str]]:
         """The engine, its layers, and where it runs."""
@@ -147,7 +147,7 @@ def write_engine(
         check_writable(file)
     check_apart(written, [source])
     model = _read(source)
-    asked = lowering.resolve(options.precision, model)
+    asked = lowering.resolve_precision(options.precision, model)
     lowering.check(model)
     trt = import_for(options.target)
     capabilities = options.compute_capabilities
@@ -158,7 +158,7 @@ def write_engine(
         here = BuildMachine(trt.__version__, "", "", "", platform.machine())
     else:
         cuda = load_cuda()
-        here = replace(this_machine(trt, cuda, options.device), power_mode=power_mode())
+        here = replace(this_build_machine(trt, cuda, options.device), power_mode=power_mode())
         on_gpu = cuda.on(options.device)
     job = _EngineJob(
         source, target, options, model, asked, trt, here, capabilities, shown or source
@@ -205,7 +205,7 @@ def _build(job: _EngineJob, report: Listener) -> BuildReport:
     batch = lowering.choose_batch(model, options.batches)
     length = lowering.choose_length(model, options.lengths)
     if batch[0] == batch[2]:
-        model = lowering.fix_batch(model, batch[0])
+        model = lowering.fix_engine_batch(model, batch[0])
     if length and length[0] == length[2]:
         model = at_length(model, length[0])
     if library is None:
@@ -250,7 +250,7 @@ def _metadata(
         plugin_library=str(library or ""),
         plugin_sha256=sha256(library) if library else "",
         precision=job.precision,
-        layers=lowering.count(built.layers),
+        layers=lowering.count_by_precision(built.layers),
         batch=limits.batch,
         source=job.source.name,
         source_sha256=sha256(job.source),
@@ -259,7 +259,9 @@ def _metadata(
             for p in model.metadata_props
             if p.key.startswith(PREFIX) or p.key == INPUTS_KEY
         },
-        command=command(job.shown, job.target, job.options, limits.batch, limits.length),
+        command=engine_build_command(
+            job.shown, job.target, job.options, limits.batch, limits.length
+        ),
         products=lowering.count_products(built.layers),
         target=job.options.target,
         compute_capabilities=job.capabilities,
@@ -302,7 +304,7 @@ def _timings(path: Path | None) -> bytes:
         return file.read()
 
 
-def command(
+def engine_build_command(
     source: Path,
     target: Path,
     options: BuildOptions,

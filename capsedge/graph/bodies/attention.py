@@ -5,12 +5,12 @@ from __future__ import annotations
 from capsedge.graph.bodies.body import (
     Body,
     agreement,
+    gather_windows,
     grid,
     row,
     votes,
     weighted_sum,
     window_index,
-    windows,
 )
 from capsedge.graph.bodies.elementwise import normalize
 
@@ -29,7 +29,7 @@ def build(b: Body) -> None:
     i = cells * types
 
     matrix = b.transpose(b.reshape(b.input("weight"), i, m, k, out), 0, 2, 1, 3)
-    children = windows(b, b.input("pose"), height, width, types * size_in, index)
+    children = gather_windows(b, b.input("pose"), height, width, types * size_in, index)
     v = votes(b, children, b.reshape(matrix, i, k, m * out), s, (i, rows, k, m, out))
     scale = b.attributes["agreement_scale"]
     logits = agreement(b, v, b.input("parent"), (s, m, i, size), scale)

@@ -180,7 +180,7 @@ def window_index(
     return cells.reshape(h * w, kernel[0] * kernel[1])
 
 
-def windows(b: Body, x: str, height: int, width: int, cell: int, index: np.ndarray) -> str:
+def gather_windows(b: Body, x: str, height: int, width: int, cell: int, index: np.ndarray) -> str:
     """Children of each output position: ``[N, S*Kh*Kw, cell]`` from ``[N, height, width, ...]``.
 
     Args:
@@ -197,7 +197,7 @@ def windows(b: Body, x: str, height: int, width: int, cell: int, index: np.ndarr
 def votes(
     b: Body, children: str, weight: str, positions: int, sizes: tuple[int, int, int, int, int]
 ) -> str:
-    """Votes ``[N·S, M, I, R·L]``.
+    """Write the nodes that compute votes ``[N·S, M, I, R·L]``.
 
     Args:
         children: ``[N, S*I*R*K]`` in this order, in any shape.
@@ -235,7 +235,7 @@ def row(b: Body, x: str) -> str:
 def agreement(
     b: Body, v: str, parents: str, sizes: tuple[int, int, int, int], scale: float = 1.0
 ) -> str:
-    """``scale · V_i · parent``: votes and parents (``N·S·M·P`` elements) give ``[N·S, M, I]``.
+    """Write the nodes of ``scale · V_i · parent``: votes and parents give ``[N·S, M, I]``.
 
     Args:
         sizes: S, M, I, P; I is -1 where it is free, which needs S = 1.

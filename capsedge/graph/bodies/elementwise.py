@@ -83,7 +83,7 @@ def normalize(b: Body, x: str) -> str:
 
 
 def build_normalization(b: Body) -> None:
-    """Write the body."""
+    """Write the body of ``PoseNormalization``: layer normalization over the last axis."""
     shape = b.shapes["x"]
     x = b.input("x")
     if len(shape) > 4:

@@ -6,7 +6,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from capsedge.graph.bodies.body import Body, grid, row, votes, weighted_sum, window_index, windows
+from capsedge.graph.bodies.body import (
+    Body,
+    gather_windows,
+    grid,
+    row,
+    votes,
+    weighted_sum,
+    window_index,
+)
 
 # Most children that one matrix product sums. Runtimes add its terms one by one, so the rounding error grows
 # with their number; the mean's error is divided by the deviations, which may be a thousandth of the mean.
@@ -88,7 +96,7 @@ def build(b: Body) -> None:
     a = b.input("a")
     if b.attributes["normalize_activations"]:
         a = b.op("Div", a, b.op("Add", a, b.constant(b.attributes["epsilon"])))
-    a_child = windows(b, a, layer.height, layer.width, layer.types, layer.index)
+    a_child = gather_windows(b, a, layer.height, layer.width, layer.types, layer.index)
     a_child = b.reshape(a_child, b.batched(layer.s), 1, layer.i)
     mean, logit, responsibility = _iterate(b, layer, v, a_child)
     h, w = (1, 1)
@@ -131,7 +139,9 @@ def _votes(b: Body, layer: _Layer) -> str:
     if layer.shared:
         one = b.reshape(matrix, 1, types * side, m * side)
         matrix = b.op("Expand", one, b.ints([layer.cells, types * side, m * side]))
-    children = windows(b, b.input("pose"), layer.height, layer.width, types * size, layer.index)
+    children = gather_windows(
+        b, b.input("pose"), layer.height, layer.width, types * size, layer.index
+    )
     v = votes(b, children, b.reshape(matrix, i, side, m * side), s, (i, side, side, m, side))
     # The same for all types; it is stored once and expanded when the file is loaded.
     if "coordinates" in b.shapes:

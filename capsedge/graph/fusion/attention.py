@@ -21,11 +21,11 @@ from capsedge.graph.fusion.equivalence import (
     Case,
     Equivalence,
     batched_cases,
+    computes_in_fp64,
     excess_of,
-    is_wide,
     sampled_positions,
 )
-from capsedge.graph.fusion.formulas import Attention, difference, least_difference
+from capsedge.graph.fusion.formulas import Attention, least_difference, relative_difference
 from capsedge.graph.fusion.grids import (
     Children,
     children_of,
@@ -130,7 +130,7 @@ def _fit(
                 if len(sums) == roles.sizes[0] and least_difference(sums, given[end]) > 1e-6:
                     continue
                 for layout in layouts(graph.shapes[end], parts, batch):
-                    if difference(sums, layout.read(given[end])[some]) > 1e-6:
+                    if relative_difference(sums, layout.read(given[end])[some]) > 1e-6:
                         continue
                     if over == "i":
                         raise NoMatch(
@@ -183,7 +183,7 @@ def _normalized(
         wanted = off / np.sqrt((off * off).mean(-1, keepdims=True) + epsilon) * gain + bias
         for end in ends:
             for layout in layouts(graph.shapes[end], parts, batch):
-                if difference(wanted, layout.read(constants[end])[some]) < 1e-5:
+                if relative_difference(wanted, layout.read(constants[end])[some]) < 1e-5:
                     yield kind, (end, layout)
 
 
@@ -209,7 +209,9 @@ def check_attention(
     worst, undefined = Equivalence(0.0, ""), False
     parents = rng.standard_normal((sizes[0], sizes[1], sizes[3]))
     wide: Function = lambda v: [original(v) if uniform else original(v, parents)]  # noqa: E731
-    rtol, floor = (STRICT, FLOOR) if is_wide(wide, rng.standard_normal(sizes)) else (LOOSE, 1e-6)
+    rtol, floor = (
+        (STRICT, FLOOR) if computes_in_fp64(wide, rng.standard_normal(sizes)) else (LOOSE, 1e-6)
+    )
     for name, (x, q) in batched_cases(hard_cases, sizes, seed=5):
         given = (x,) if uniform else (x, q)
         wanted, found = original(*given), kind(*given)
@@ -256,7 +258,7 @@ def fit_uniform(graph: Values, result: str) -> Iterator[AttentionMatch]:
             some = sampled_positions(roles.sizes)
             wanted = kind.sums(roles.read(x)[some])
             for layout in layouts(graph.shapes[vote_source], parts, batch):
-                if difference(wanted, layout.read(sums)[some]) > 1e-5:
+                if relative_difference(wanted, layout.read(sums)[some]) > 1e-5:
                     continue
                 found = layouts(graph.shapes[result], parts, batch)
                 same = next((f for f in found if f == layout), layout)

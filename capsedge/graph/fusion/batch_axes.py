@@ -128,7 +128,7 @@ class BatchFreeing:
         copy = onnx.NodeProto()
         copy.CopyFrom(self.node)
         if inputs is not None:
-            ir.replace(copy.input, inputs)
+            ir.replace_repeated(copy.input, inputs)
         self.nodes.append(copy)
         for k, name in enumerate(filter(None, self.node.output)):
             self.batch_axes[name] = batch_axes[min(k, len(batch_axes) - 1)]
@@ -228,8 +228,8 @@ class BatchFreeing:
         self._keep_integers()
         new = Graph(self.nodes)
         used = new.used - new.produced
-        ir.replace(graph.node, self.nodes)
-        ir.replace(
+        ir.replace_repeated(graph.node, self.nodes)
+        ir.replace_repeated(
             graph.initializer,
             [ir.initializer(n, known[n]) for n in sorted(used) if n in known],
         )

@@ -53,6 +53,7 @@ def first_axis(f: BatchFreeing) -> None:
 
 
 def resize(f: BatchFreeing) -> None:
+    """The rule of Resize, which must not resize the batch."""
     batch_axis = f.only()
     sizes = f.value(3)
     if sizes is not None and sizes.size and len(sizes) == len(f.shape(f.node.input[0])):
@@ -75,7 +76,7 @@ def along(default: int) -> Rule:
 
 
 def from_axis(f: BatchFreeing) -> None:
-    """Layer normalization."""
+    """The rule of LayerNormalization: the axes from its own on must not include the batch."""
     batch_axis = f.only()
     rank = len(f.shape(f.node.input[0]))
     _stays_separate(f, batch_axis, *range(_axis(f, -1, rank), rank))
@@ -90,7 +91,7 @@ def cumulative(f: BatchFreeing) -> None:
 
 
 def quantize(f: BatchFreeing) -> None:
-    """QuantizeLinear and DequantizeLinear, whose scales may vary along one axis."""
+    """The batch rule of QuantizeLinear and DequantizeLinear; scales may vary along one axis."""
     batch_axis, scale = f.only(), f.value(1)
     if scale is not None and scale.size > 1:
         _stays_separate(f, batch_axis, _axis(f, 1, len(f.shape(f.node.input[0]))))
@@ -98,6 +99,7 @@ def quantize(f: BatchFreeing) -> None:
 
 
 def reduce(f: BatchFreeing) -> None:
+    """The rule of reductions, which must not reduce along the batch."""
     batch_axis = f.only()
     rank = len(f.shape(f.node.input[0]))
     given = f.value(1)
@@ -121,11 +123,13 @@ def _without(f: BatchFreeing, batch_axis: BatchAxis, axes: set[int]) -> None:
 
 
 def view(f: BatchFreeing) -> None:
+    """The rule of Reshape and Flatten."""
     f.only()
     f.viewed(f.node.input[0])
 
 
 def squeeze(f: BatchFreeing) -> None:
+    """The batch rule of Squeeze: the image axis moves by the axes removed before it."""
     batch_axis, axes = f.only(), f.value(1)
     shape = f.shape(f.node.input[0])
     if axes is None or batch_axis.axis in (gone := {int(a) % len(shape) for a in axes.reshape(-1)}):
@@ -134,6 +138,7 @@ def squeeze(f: BatchFreeing) -> None:
 
 
 def unsqueeze(f: BatchFreeing) -> None:
+    """The batch rule of Unsqueeze: the image axis moves by the axes added before it."""
     batch_axis, axes = f.only(), f.value(1)
     assert axes is not None
     if not batch_axis.pure:
@@ -144,6 +149,7 @@ def unsqueeze(f: BatchFreeing) -> None:
 
 
 def transpose(f: BatchFreeing) -> None:
+    """The batch rule of Transpose: the image axis moves with the permutation."""
     batch_axis = f.only()
     rank = len(f.shape(f.node.input[0]))
     perm = list(f.graph.attribute(f.node, "perm", range(rank - 1, -1, -1)))
@@ -151,6 +157,7 @@ def transpose(f: BatchFreeing) -> None:
 
 
 def expand(f: BatchFreeing) -> None:
+    """The batch rule of Expand: the target's size of the image axis becomes 1."""
     x, y = f.node.input[0], f.node.output[0]
     batch_axis = f.only().moved(len(f.shape(y)) - len(f.shape(x)))
     target = list(f.shape(y))
@@ -161,6 +168,7 @@ def expand(f: BatchFreeing) -> None:
 
 
 def tile(f: BatchFreeing) -> None:
+    """The batch rule of Tile, which must not repeat the images."""
     batch_axis, repeats = f.only(), f.value(1)
     assert repeats is not None
     if repeats[batch_axis.axis] != 1:
@@ -169,6 +177,7 @@ def tile(f: BatchFreeing) -> None:
 
 
 def pad(f: BatchFreeing) -> None:
+    """The batch rule of Pad, which must not pad the image axis."""
     batch_axis, pads, axes = f.only(), f.value(1), f.value(3)
     assert pads is not None
     rank = len(f.shape(f.node.input[0]))
@@ -181,6 +190,7 @@ def pad(f: BatchFreeing) -> None:
 
 
 def concat(f: BatchFreeing) -> None:
+    """The rule of Concat, of values of all images or of single ones."""
     varying = f.varying()
     rank = len(f.shape(f.node.output[0]))
     axis = _axis(f, 0, rank)
@@ -205,7 +215,7 @@ def concat(f: BatchFreeing) -> None:
 
 
 def scatter(f: BatchFreeing) -> None:
-    """GatherElements and ScatterElements."""
+    """The batch rule of GatherElements and ScatterElements."""
     varying = f.varying()
     places = {f.batch_axes[i] for i in varying}
     if len(places) != 1:
@@ -221,6 +231,7 @@ def scatter(f: BatchFreeing) -> None:
 
 
 def split(f: BatchFreeing) -> None:
+    """The rule of Split, which must not split the batch."""
     along(0)(f)
 
 
@@ -262,6 +273,7 @@ def _alike(f: BatchFreeing, inputs: list[str]) -> list[str]:
 
 
 def gather(f: BatchFreeing) -> None:
+    """The batch rule of Gather, whose table or whose indices count images."""
     data, index = f.node.input
     axis = _axis(f, 0, len(f.shape(data)))
     if data not in f.batch_axes:
@@ -293,12 +305,14 @@ def _one_image(f: BatchFreeing, data: str, batch_axis: BatchAxis) -> None:
 
 
 def one_hot(f: BatchFreeing) -> None:
+    """The rule of OneHot, which inserts an axis."""
     batch_axis = f.only()
     rank = len(f.shape(f.node.output[0]))
     f.keep(batch_axis.moved(int(_axis(f, -1, rank) <= batch_axis.axis)))
 
 
 def matmul(f: BatchFreeing) -> None:
+    """The rule of MatMul, which must not sum along the batch."""
     left, right = f.node.input[:2]
     ranks = [len(f.shape(i)) for i in (left, right)]
     rank = max(ranks)
@@ -330,6 +344,7 @@ def matmul(f: BatchFreeing) -> None:
 
 
 def gemm(f: BatchFreeing) -> None:
+    """The rule of Gemm, of which one factor may depend on the image."""
     a, b = f.node.input[:2]
     if a in f.batch_axes and b in f.batch_axes:
         raise f.wrong("it joins every image with every other")
@@ -349,6 +364,7 @@ def gemm(f: BatchFreeing) -> None:
 
 
 def einsum(f: BatchFreeing) -> None:
+    """The batch rule of Einsum: the images have one letter, which the result has too."""
     terms, right = _terms(f)
     letters = {
         t[f.batch_axes[i].axis]

@@ -23,16 +23,16 @@ import numpy as np
 
 from capsedge.graph.fusion import NoMatch
 from capsedge.graph.fusion.candidates import Softmax
-from capsedge.graph.fusion.equal_pieces import once
+from capsedge.graph.fusion.equal_pieces import fit_once
 from capsedge.graph.fusion.equivalence import (
     LOOSE,
     STRICT,
     Equivalence,
     check_equivalence,
-    is_wide,
+    computes_in_fp64,
     sampled_positions,
 )
-from capsedge.graph.fusion.formulas import Dynamic, difference
+from capsedge.graph.fusion.formulas import Dynamic, relative_difference
 from capsedge.graph.fusion.layouts import (
     Layout,
     grouped_layouts,
@@ -164,7 +164,7 @@ class _AfterSoftmax:
         """
         graph, votes, last = self.graph, self.votes, self.softmaxes[-1]
         asked = (roles.__name__, len(self.softmaxes), last.axis, graph.sizes[last.name])
-        k, guess, verdict, rtol = once(
+        k, guess, verdict, rtol = fit_once(
             graph,
             self.region.cut,
             self.ends,
@@ -184,7 +184,7 @@ class _AfterSoftmax:
         guess, shape = self._guess(roles), self.graph.shapes[self.votes]
         single = self.region.function([guess.end])
         guess = replace(guess, kind=_epsilon(single, guess, self.numbers, shape))
-        wide = is_wide(single, self.large)
+        wide = computes_in_fp64(single, self.large)
         rtol = STRICT if wide else LOOSE
         verdict = check_equivalence(
             lambda x: guess.layout.read(single(x)[0]),
@@ -229,7 +229,7 @@ class _AfterSoftmax:
             for kind in _kinds(
                 guess.kind, count, mean, sorted({1.0, u.shape[3] ** -0.5, *scalars})
             ):
-                best.append(replace(guess, kind=kind, error=difference(kind(u), wanted)))
+                best.append(replace(guess, kind=kind, error=relative_difference(kind(u), wanted)))
             if min(g.error for g in best) < 1e-6:
                 break
         # Among tensors that agree equally well, take the first: whatever is computed from it stays unchanged.
@@ -248,7 +248,7 @@ class _AfterSoftmax:
         votes[1:] = votes[1:][::-1] + 0.5
         moved = self.inputs_at(guess.roles.write(votes))[guess.end]
         one, other = (guess.layout.read(x)[:1] for x in (self.at_large[guess.end], moved))
-        return difference(other, one) > 1e-9
+        return relative_difference(other, one) > 1e-9
 
 
 def _ends(graph: Values, region: list[str], last: str, most: int) -> list[str]:
@@ -364,7 +364,7 @@ def _sums(
             one = replace(kind, form=form, axis=axis, epsilon=epsilon, prior=prior, bias=bias)
             v = one(u)
             for end, layout, value in wanted:
-                error = difference(v, value)
+                error = relative_difference(v, value)
                 yield _Guess(error, graph.order[end], one, roles, end, layout)
 
 
@@ -446,6 +446,6 @@ def _epsilon(
         x = size * rng.standard_normal(shape)
         probes.append((guess.roles.read(x)[some], guess.layout.read(function(x)[0])[some]))
     kinds = [replace(guess.kind, form=f, epsilon=e) for f, e in forms]
-    errors = [max(difference(k(u), w) for u, w in probes) for k in kinds]
+    errors = [max(relative_difference(k(u), w) for u, w in probes) for k in kinds]
     least = min(errors)
     return next(k for k, e in zip(kinds, errors, strict=True) if e <= 2 * least + 1e-12)

@@ -22,7 +22,7 @@ from capsedge.graph.ir import (
     all_nodes,
     copy_of,
     initializer,
-    replace,
+    replace_repeated,
     rewire,
     set_opset,
 )
@@ -158,7 +158,7 @@ def splice(model: onnx.ModelProto, edits: Sequence[Edit]) -> onnx.ModelProto:
         former = {name: f"{name}/{edit.tag}_before" for name in edit.results}
         for node in copy.graph.node:
             rewire(node, {}, former)
-        replace(copy.graph.node, in_order([*copy.graph.node, *edit.nodes]))
+        replace_repeated(copy.graph.node, in_topological_order([*copy.graph.node, *edit.nodes]))
         copy.graph.initializer.extend(edit.initializers)
         copy.graph.value_info.extend(edit.values)
         set_opset(copy, DOMAIN, VERSION)
@@ -180,10 +180,10 @@ def _share(model: onnx.ModelProto, new: set[str]) -> None:
     for node in model.graph.node:
         rewire(node, same)
     kept = [t for t in model.graph.initializer if same.get(t.name, t.name) == t.name]
-    replace(model.graph.initializer, kept)
+    replace_repeated(model.graph.initializer, kept)
 
 
-def in_order(nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
+def in_topological_order(nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
     """The nodes in topological order, otherwise in the given order.
 
     Raises:
@@ -311,4 +311,4 @@ def store_halves(model: onnx.ModelProto) -> None:
             tensor.CopyFrom(initializer(f"{name}/half", half))
             casts.append(helper.make_node("Cast", [tensor.name], [name], to=TensorProto.FLOAT))
     if casts:
-        replace(model.graph.node, [*casts, *model.graph.node])
+        replace_repeated(model.graph.node, [*casts, *model.graph.node])

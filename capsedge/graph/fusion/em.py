@@ -19,7 +19,7 @@ import onnx
 
 from capsedge.graph.fusion import NoMatch
 from capsedge.graph.fusion.candidates import Softmax
-from capsedge.graph.fusion.equal_pieces import once
+from capsedge.graph.fusion.equal_pieces import fit_once
 from capsedge.graph.fusion.equivalence import (
     FLOOR,
     ROUNDING,
@@ -31,7 +31,13 @@ from capsedge.graph.fusion.equivalence import (
     sampled_positions,
     screening_cases,
 )
-from capsedge.graph.fusion.formulas import EM, difference, logistic, m_step, responsibilities
+from capsedge.graph.fusion.formulas import (
+    EM,
+    logistic,
+    m_step,
+    relative_difference,
+    responsibilities,
+)
 from capsedge.graph.fusion.layouts import Layout, layouts, result_roles, vote_layouts
 from capsedge.graph.fusion.values import Array, Values
 from capsedge.spec.operators import EM_EPSILONS
@@ -98,7 +104,7 @@ def fit_em(graph: Values, votes: str, softmaxes: list[Softmax]) -> EMMatch:
         asked = ("EM", signs, last.axis, graph.sizes[last.name], len(softmaxes))
         answer = partial(_fit, graph, votes, cut, softmaxes, ends)
         try:
-            match, pose, result = once(graph, [votes, cut], ends, asked, answer)
+            match, pose, result = fit_once(graph, [votes, cut], ends, asked, answer)
             return replace(
                 match, votes=votes, activations=cut, pose=ends[pose], result=ends[result]
             )
@@ -141,7 +147,7 @@ def _fit(
                 own = children.read(a).reshape(n, i)[some]
                 acting = np.ones_like(own) if normalized else own
                 mean = m_step(u, np.full((1, j, 1), 1 / j) * acting[:, None], 1e-12)[1]
-                if all(difference(mean, value) >= 1e-4 for _, _, value in of_pose):
+                if all(relative_difference(mean, value) >= 1e-4 for _, _, value in of_pose):
                     continue
                 base = _Base(graph, votes, boundary, roles, children, of_pose, numbers, given)
                 try:
@@ -273,20 +279,24 @@ class _Base:
 
     def _away(self, values: Array) -> float:
         """How far the nearest of the region's tensors is from means or variances ``[n, j, p]``."""
-        return min((difference(values, value) for _, _, value in self.of_pose), default=math.inf)
+        return min(
+            (relative_difference(values, value) for _, _, value in self.of_pose), default=math.inf
+        )
 
     def _results(self, mean: Array, activation: Array) -> tuple[_Tensor, _Tensor]:
         """The tensors that hold the poses and the activations; the first if several are equal."""
         n, j = self.roles.sizes[:2]
         parts, batch = result_roles(self.roles)
         some = sampled_positions(self.roles.sizes)
-        poses = ((e, lay) for e, lay, value in self.of_pose if difference(mean, value) < 1e-4)
+        poses = (
+            (e, lay) for e, lay, value in self.of_pose if relative_difference(mean, value) < 1e-4
+        )
         acts = (
             (e, lay)
             for e in self.constants
             if self.graph.sizes[e] == n * j
             for lay in layouts(self.graph.shapes[e], parts[:2], batch)
-            if difference(activation, lay.read(self.constants[e])[some]) < 1e-3
+            if relative_difference(activation, lay.read(self.constants[e])[some]) < 1e-3
         )
         pose, result = next(poses, None), next(acts, None)
         if pose is None or result is None:
@@ -380,7 +390,9 @@ def _nearest(
         for pair in pairs:
             plain = pair[1] - (pair[0] * p + logs) * mass
             scale = float((z * plain).sum() / max((plain * plain).sum(), 1e-300))
-            best = min(best, (difference(scale * plain, z), scale, pair), key=lambda b: b[0])
+            best = min(
+                best, (relative_difference(scale * plain, z), scale, pair), key=lambda b: b[0]
+            )
     return best
 
 

@@ -11,7 +11,7 @@ from onnx import TensorProto
 from capsedge.graph.fusion import NoMatch
 from capsedge.graph.fusion.dynamic import DynamicMatch
 from capsedge.graph.fusion.edit import Edit
-from capsedge.graph.fusion.equal_pieces import once, spelled
+from capsedge.graph.fusion.equal_pieces import fit_once, hypothesis_key
 from capsedge.graph.fusion.equivalence import Equivalence, check_equivalence
 from capsedge.graph.fusion.formulas import LOWEST, Dynamic
 from capsedge.graph.fusion.layouts import Layout
@@ -54,7 +54,7 @@ class EmittedDynamic:
     notes: tuple[str, ...]
 
 
-def expressed(match: DynamicMatch, batch: int, free: bool) -> Expressed:
+def expressed_by_operators(match: DynamicMatch, batch: int, free: bool) -> Expressed:
     """The routing that the operators support and that is equivalent to a kind.
 
     Raises:
@@ -133,7 +133,7 @@ def emit_dynamic(
     Raises:
         NoMatch: no operator computes the same.
     """
-    form = expressed(match, graph.batch, graph.free)
+    form = expressed_by_operators(match, graph.batch, graph.free)
     check_expressed(graph, match, form)
     edit = Edit(graph, tag)
     if vote_source is None:
@@ -171,8 +171,8 @@ def check_expressed(graph: Values, match: DynamicMatch, form: Expressed) -> None
         )
 
     neutral = tuple(each.neutral for each in match.region.others)
-    asked = ("operator", spelled(match.kind), match.roles, match.layout, neutral)
-    verdict = once(graph, match.region.cut, [match.result], asked, compared)
+    asked = ("operator", hypothesis_key(match.kind), match.roles, match.layout, neutral)
+    verdict = fit_once(graph, match.region.cut, [match.result], asked, compared)
     if not verdict.accepted:
         raise NoMatch(
             f"the operator would differ by {verdict.excess:.2g} times the tolerance ({verdict.case})"

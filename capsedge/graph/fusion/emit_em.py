@@ -15,11 +15,11 @@ from capsedge.graph.fusion.formulas import EM
 from capsedge.graph.fusion.grids import (
     Children,
     Windows,
-    agree,
+    activations_agree,
+    cell_coordinates,
     children_of,
-    coordinates_of,
+    is_coordinate_addition,
     matrices,
-    of_the_paper,
     read_activations,
     read_poses,
     shared_grids,
@@ -81,7 +81,7 @@ def emit_em(graph: Values, routing: EMSources, tag: str) -> EMEdit:
     _, j, _, p = match.roles.sizes
     windows, coordinates, shared = _arrangement(routing.votes, routing.transposed)
     children = children_of(routing.votes, windows, matrices(routing.votes.weight), shared)
-    if not agree(acting, children):
+    if not activations_agree(acting, children):
         raise NoMatch("EM routing whose activations belong to other cells than its poses")
     edit = EMEdit(graph, tag)
     edit.routing = routing
@@ -110,7 +110,7 @@ def write_em(
     edit.children, edit.coordinates = children, coordinates
     windows = children.windows
     stored = {"weight": children.weight, "beta_u": kind.beta_u, "beta_a": kind.beta_a}
-    paper = coordinates is not None and of_the_paper(coordinates)
+    paper = coordinates is not None and is_coordinate_addition(coordinates)
     attributes: dict[str, Any] = {
         "iterations": len(kind.temperatures),
         "strides": [1, 1] if shared else list(windows.strides),
@@ -137,13 +137,13 @@ def _arrangement(vote_source: VoteSource, transposed: bool) -> tuple[Windows, Ar
             continue
         if constant is None:
             return windows, None, True
-        coordinates = coordinates_of(constant, windows, transposed)
+        coordinates = cell_coordinates(constant, windows, transposed)
         if coordinates is not None:
             return (*unfolded(windows, coordinates), True)
     windows = windows_of(vote_source)
     if constant is None:
         return windows, None, False
-    coordinates = coordinates_of(constant, windows, transposed)
+    coordinates = cell_coordinates(constant, windows, transposed)
     if coordinates is None:
         raise NoMatch(
             "EM routing whose votes have a constant part that differs between positions: no "

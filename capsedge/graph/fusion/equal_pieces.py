@@ -21,7 +21,7 @@ from capsedge.graph.fusion.values import Values
 Result = TypeVar("Result")
 
 
-def once(
+def fit_once(
     graph: Values,
     boundary: Sequence[str],
     ends: Sequence[str],
@@ -84,7 +84,7 @@ def piece_key(graph: Values, boundary: Sequence[str], ends: Sequence[str]) -> st
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
-def spelled(kind: Any) -> tuple[Hashable, ...]:
+def hypothesis_key(kind: Any) -> tuple[Hashable, ...]:
     """The parameters of a hypothesis, a dataclass with numbers, words and arrays, as part of a question."""
     values = [getattr(kind, each.name) for each in fields(kind)]
     return tuple(_contents(v) if isinstance(v, np.ndarray) else v for v in values)

@@ -130,7 +130,7 @@ def hard_votes(shape: tuple[int, ...], seed: int) -> Iterator[tuple[str, Array]]
     yield "sparse", 5 * sparse
 
 
-def is_wide(function: Function, x: Array) -> bool:
+def computes_in_fp64(function: Function, x: Array) -> bool:
     """Whether a function computes in FP64: a change below FP32's resolution must change its result."""
     base, moved = function(x)[0], function(x * (1 + 1e-10))[0]
     return bool(np.any(base != moved))

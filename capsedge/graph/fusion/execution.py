@@ -48,7 +48,7 @@ def session_of(model: onnx.ModelProto, optimized: bool = False, arena: bool = Fa
     )
 
 
-def first_line(error: BaseException) -> str:
+def one_line_message(error: BaseException) -> str:
     """The message of another library's error, on one line."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 

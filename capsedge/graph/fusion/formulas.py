@@ -271,7 +271,7 @@ class Attention:
         )
 
 
-def difference(actual: Array, expected: Array) -> float:
+def relative_difference(actual: Array, expected: Array) -> float:
     """Largest difference relative to the largest expected magnitude; infinite values are not compared."""
     finite = np.isfinite(expected)
     if actual.shape != expected.shape or not finite.any():
@@ -281,11 +281,11 @@ def difference(actual: Array, expected: Array) -> float:
 
 
 def least_difference(actual: Array, expected: Array) -> float:
-    """The least `difference` of two arrays in whatever order their elements are.
+    """The least `relative_difference` of two arrays in whatever order their elements are.
 
     In one dimension, no other pairing has a smaller largest distance than the sorted one. Zero if it does not
     apply: with infinite values.
     """
     if not (np.isfinite(actual).all() and np.isfinite(expected).all()):
         return 0.0
-    return difference(np.sort(actual, axis=None), np.sort(expected, axis=None))
+    return relative_difference(np.sort(actual, axis=None), np.sort(expected, axis=None))

@@ -24,7 +24,14 @@ from capsedge.graph.functions import attach_functions
 from capsedge.graph.fusion import FusionReport, NoMatch
 from capsedge.graph.fusion.batch_axes import BatchFreeing
 from capsedge.graph.fusion.batch_axis_rules import RULES
-from capsedge.graph.fusion.proof import FREED, IR_VERSION, Comparison, Original, all_equal, prove
+from capsedge.graph.fusion.proof import (
+    FREED,
+    IR_VERSION,
+    Comparison,
+    Original,
+    all_within_tolerance,
+    prove,
+)
 from capsedge.graph.fusion.values import Values
 from capsedge.graph.ir import copy_of, detach_functions, operator_nodes
 from capsedge.graph.merge import FreeAxis, GraphsDiffer, merge, with_names_of
@@ -114,7 +121,7 @@ def _freed(graph: Values, original: Original) -> tuple[onnx.ModelProto, Values]:
         comparisons = prove(original, freed, values)
     except Exception as error:  # ONNX Runtime's errors have no common public base
         raise NoMatch("its nodes run at no other batch size") from error
-    if not all_equal(comparisons):
+    if not all_within_tolerance(comparisons):
         worst = max(comparisons, key=lambda c: c.excess)
         raise NoMatch(
             f"the result for an image would depend on the others, or differ ('{worst.output}', "

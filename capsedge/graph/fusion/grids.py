@@ -1,4 +1,4 @@
-"""Recognize children as windows over a grid, and build the operators' inputs from them."""
+"""Recognize children as windows over a grid, and arrange operators' inputs and outputs by them."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def matrices(weight: Array) -> tuple[Array, bool] | None:
     return None
 
 
-def coordinates_of(constant: Array, windows: Windows, transposed: bool = False) -> Array | None:
+def cell_coordinates(constant: Array, windows: Windows, transposed: bool = False) -> Array | None:
     """The values added to the votes of each cell ``[H, W, P]``, if the constant part consists of nothing
     else.
 
@@ -204,14 +204,14 @@ def unfolded(windows: Windows, coordinates: Array) -> tuple[Windows, Array]:
         if width % rows:
             continue
         spread = coordinates.reshape(rows, width // rows, -1)
-        if of_the_paper(spread):
+        if is_coordinate_addition(spread):
             at = windows.coordinates.copy()
             at[..., 0], at[..., 1] = np.divmod(at[..., 1], width // rows)
             return replace(windows, grid=(rows, width // rows, types), coordinates=at), spread
     return windows, coordinates
 
 
-def of_the_paper(coordinates: Array) -> bool:
+def is_coordinate_addition(coordinates: Array) -> bool:
     """Whether coordinates ``[H, W, P]`` equal those of ``coordinate_addition``."""
     height, width, size = coordinates.shape
     side = math.isqrt(size)
@@ -286,10 +286,10 @@ def read_poses(edit: Edit, children: Children) -> str:
         layout = replace(layout, order=(*order[:ahead], *permuted, *order[ahead + cells :]))
     shape = (edit.graph.batch, *windows.grid, source.depth)
     x = edit.read(source.tensor, layout, shape)
-    return turned(edit, x, shape) if children.transposed else x
+    return transposed_poses(edit, x, shape) if children.transposed else x
 
 
-def turned(edit: Edit, x: str, shape: tuple[int, ...]) -> str:
+def transposed_poses(edit: Edit, x: str, shape: tuple[int, ...]) -> str:
     """Transpose the matrix poses of a tensor whose last axis counts their elements."""
     side = math.isqrt(shape[-1])
     count = len(shape) - 1
@@ -312,7 +312,7 @@ def read_activations(edit: Edit, acting: VoteSource, children: Children) -> str:
     return edit.describe(edit.reshape(x, shape, 0), shape)
 
 
-def agree(acting: VoteSource, children: Children) -> bool:
+def activations_agree(acting: VoteSource, children: Children) -> bool:
     """Whether every cell with a pose has the same activation in all windows."""
     number = np.ravel_multi_index(
         tuple(np.moveaxis(children.windows.coordinates, -1, 0)), children.windows.grid
@@ -329,7 +329,7 @@ def read_parents(
     """Arrange a tensor ``[n, j, p]`` as ``[N, H', W', M, P]``."""
     shape = (edit.graph.batch, *children.windows.positions, parents, pose)
     x = edit.read(name, layout, shape)
-    return turned(edit, x, shape) if children.transposed else x
+    return transposed_poses(edit, x, shape) if children.transposed else x
 
 
 def write_parents(
@@ -338,4 +338,4 @@ def write_parents(
     """Arrange a tensor ``[N, H', W', M, P]`` as ``[n, j, p]``."""
     shape = (edit.graph.batch, *children.windows.positions, parents, pose)
     edit.describe(x, shape)
-    edit.write(turned(edit, x, shape) if children.transposed else x, layout, result)
+    edit.write(transposed_poses(edit, x, shape) if children.transposed else x, layout, result)

@@ -15,17 +15,17 @@ import numpy as np
 
 from capsedge.graph.fusion import NoMatch
 from capsedge.graph.fusion.emit_em import EMEdit, EMSources, write_em
-from capsedge.graph.fusion.equal_pieces import spelled
+from capsedge.graph.fusion.equal_pieces import hypothesis_key
 from capsedge.graph.fusion.grids import (
     Children,
     Windows,
-    agree,
+    activations_agree,
+    cell_coordinates,
     children_of,
-    coordinates_of,
     matrices,
     read_activations,
     read_poses,
-    turned,
+    transposed_poses,
     windows_along,
 )
 from capsedge.graph.fusion.layouts import Layout, layouts
@@ -50,7 +50,7 @@ def equal_routing(graph: Values, edits: Sequence[EMEdit]) -> Iterator[list[EMEdi
         votes, acting = edit.routing.votes, edit.routing.acting
         maps = tuple(_movers(graph, source.tensor)[-1] for source in (votes, acting))
         weight = votes.weight.shape, votes.weight.tobytes()
-        key = (maps, spelled(edit.routing.match.kind), weight, votes.constant is None)
+        key = (maps, hypothesis_key(edit.routing.match.kind), weight, votes.constant is None)
         groups.setdefault(key, []).append(edit)
     yield from (group for group in groups.values() if len(group) > 1)
 
@@ -203,7 +203,7 @@ def join(graph: Values, parts: Sequence[EMSources], tag: str) -> EMEdit:
             constant = _constant(source, places)
             coordinates = None
             if constant is not None:
-                coordinates = coordinates_of(constant, places.windows, parts[0].transposed)
+                coordinates = cell_coordinates(constant, places.windows, parts[0].transposed)
                 if coordinates is None:
                     continue
             children = children_of(
@@ -213,7 +213,7 @@ def join(graph: Values, parts: Sequence[EMSources], tag: str) -> EMEdit:
             )
             for each in acting:
                 found = _acting_of(each, places)
-                if found is not None and agree(found[0], children):
+                if found is not None and activations_agree(found[0], children):
                     edit = EMEdit(graph, tag)
                     edit.routing = parts[0]
                     maps = _map_of(edit, children, places), _activations(edit, children, *found)
@@ -290,7 +290,7 @@ def _write_results(
     shape = (edit.graph.batch, *children.windows.positions, j, p)
     pose = edit.describe(outputs[0], shape)
     if children.transposed:
-        pose = edit.describe(turned(edit, pose, shape), shape)
+        pose = edit.describe(transposed_poses(edit, pose, shape), shape)
     own = np.split(slots, np.cumsum([len(part.votes.index) for part in parts])[:-1])
     _write(edit, pose, shape, [(m.pose, m.pose_layout) for m in matches], own)
     _write(edit, outputs[1], shape[:-1], [(m.result, m.result_layout) for m in matches], own)

@@ -25,7 +25,7 @@ from capsedge.graph.fusion.grids import Children
 from capsedge.graph.fusion.join_positions import equal_routing, join
 from capsedge.graph.fusion.layouts import Layout
 from capsedge.graph.fusion.self_attention import emit_self_attention, fit_self_attention
-from capsedge.graph.fusion.self_routing import described as self_routing_sizes
+from capsedge.graph.fusion.self_routing import describe_self_routing as self_routing_sizes
 from capsedge.graph.fusion.self_routing import emit_self_routing, fit_logits, fit_sum
 from capsedge.graph.fusion.squash import emit_squash, match_squashes
 from capsedge.graph.fusion.standard import NO_FASTER, emit_standard

@@ -30,7 +30,7 @@ from capsedge.graph.functions import attach_functions
 from capsedge.graph.fusion import FusedOperator, FusionReport, NoMatch, NotFused
 from capsedge.graph.fusion.constant_shapes import constant_shapes
 from capsedge.graph.fusion.edit import between_casts, has_halves, widened, widened_as
-from capsedge.graph.fusion.execution import first_line
+from capsedge.graph.fusion.execution import one_line_message
 from capsedge.graph.fusion.free_axes import (
     PROVED_AT,
     TYPICAL,
@@ -54,13 +54,13 @@ from capsedge.graph.fusion.proof import (
     TOLERANCE,
     Comparison,
     Original,
-    all_equal,
-    finished,
+    all_within_tolerance,
+    finish_and_compare,
     prove,
 )
 from capsedge.graph.fusion.unroll import unroll
 from capsedge.graph.fusion.values import Values
-from capsedge.graph.ir import copy_of, opset_of, replace
+from capsedge.graph.ir import copy_of, opset_of, replace_repeated
 from capsedge.graph.rewrites import write_exact_sigmoids, write_fast_convolutions
 from capsedge.graph.write_shapes import write_shapes
 from capsedge.runtime.files.sandbox import enter_sandbox
@@ -159,14 +159,14 @@ def optimize_model(
     stage("proving")
     better, comparisons, fusion = _borne(original, cleaned, made, not_fused, graph)
     notes += _unrouted(fusion, not_fused)
-    if not all_equal(comparisons):
+    if not all_within_tolerance(comparisons):
         wanted = batch if as_it_is.free else "keep"
         better, graph, note = with_batch(
             _with_exact_sigmoids(converted)[0], as_it_is, original, wanted
         )
         comparisons = prove(original, better, graph)
         notes = ["the clean-up changed the numbers and was not kept", *note]
-        if not all_equal(comparisons):
+        if not all_within_tolerance(comparisons):
             raise _unprovable(comparisons)
     write_shapes(better)
     if fusion.fused and (fast := write_fast_convolutions(better)):
@@ -201,7 +201,7 @@ def _of_every_length(
         better, fusion = optimized_at_sizes(source, converted, optimized)
         stage("proving")
         comparisons, lengths = prove_lengths(source, plain, better)
-        if not all_equal(comparisons):
+        if not all_within_tolerance(comparisons):
             raise NotFree(_differing(comparisons))
         notes = [*parts[-1].notes, free_note(source, lengths)]
     except NotFree as error:
@@ -214,7 +214,7 @@ def _of_every_length(
                 f"Tried: {', '.join(map(str, PROVED_AT))}.",
                 "Export it again with the length that it needs.",
             ) from error
-        if not all_equal(comparisons):
+        if not all_within_tolerance(comparisons):
             raise _unprovable(comparisons) from error
         notes = [kept_note(source, lengths, error)]
         if better.opset_import != source.opset_import:
@@ -304,7 +304,7 @@ class _Search:
         if not more:
             return base
         _, comparisons = self.tried(base + more)
-        if all_equal(comparisons):
+        if all_within_tolerance(comparisons):
             return base + more
         if len(more) == 1:
             edit, match = more[0]
@@ -320,7 +320,7 @@ class _Search:
         key = tuple(id(edit) for edit, _ in made)
         if key not in self.proofs:
             changed, found = apply_replacements(self.cleaned, made)
-            self.proofs = {key: finished(self.original, changed, bool(found), self.graph)}
+            self.proofs = {key: finish_and_compare(self.original, changed, bool(found), self.graph)}
         return self.proofs[key]
 
 
@@ -425,7 +425,7 @@ def _prepared(source: onnx.ModelProto) -> onnx.ModelProto:
     """The file without functions of its own and without weights among its inputs (as in IR version 3)."""
     model = onnx.inliner.inline_local_functions(source) if source.functions else copy_of(source)
     stored = {t.name for t in model.graph.initializer}
-    replace(model.graph.input, [i for i in model.graph.input if i.name not in stored])
+    replace_repeated(model.graph.input, [i for i in model.graph.input if i.name not in stored])
     model.ir_version = max(model.ir_version, 8)
     return model
 
@@ -438,7 +438,7 @@ def _converted(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
     except Exception as error:  # the converter raises many types of exceptions, none of them ours
         raise UnsupportedModelError(
             f"The file cannot be converted from opset {opset} to {WANTED}.",
-            f"ONNX's version converter says: {first_line(error)}",
+            f"ONNX's version converter says: {one_line_message(error)}",
             f"Export it again with opset {LEAST} or later.",
         ) from error
     converted.ir_version = max(converted.ir_version, 8)
@@ -473,7 +473,7 @@ def _simplified(model: onnx.ModelProto, notes: list[str]) -> onnx.ModelProto:
             raise ValueError("inputs and outputs would change their names")
         return simplified
     except Exception as error:  # many types, none of them ours
-        note = f"constants could not be folded: {first_line(error)}"
+        note = f"constants could not be folded: {one_line_message(error)}"
         notes += [note] if note not in notes else []
         return copy_of(model)
 
@@ -488,7 +488,6 @@ def main() -> None:
     answer = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # libraries may print to standard output
     from capsedge.errors import CapsedgeError
-    from capsedge.graph.fusion.execution import first_line
 
     data = sys.stdin.buffer.read()
     model = b""
@@ -501,7 +500,7 @@ def main() -> None:
         document = {"error": ["UnsupportedModelError", "The file needs too much memory.", "", ""]}
     except Exception as error:  # whatever other libraries raise on odd files
         traceback.print_exc()
-        why = f"While {_stages[-1]}, {type(error).__name__} says: {first_line(error)}"
+        why = f"While {_stages[-1]}, {type(error).__name__} says: {one_line_message(error)}"
         words = ["The file cannot be optimized.", why, "Use the file as it is."]
         document = {"error": ["UnsupportedModelError", *words]}
     answer.write(json.dumps(document).encode() + b"\n" + model)

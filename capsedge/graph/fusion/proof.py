@@ -12,7 +12,7 @@ import onnx
 from capsedge.errors import UnsupportedModelError
 from capsedge.graph.functions import attach_functions
 from capsedge.graph.fusion.edit import store_halves
-from capsedge.graph.fusion.execution import first_line, session_of, session_options
+from capsedge.graph.fusion.execution import one_line_message, session_of, session_options
 from capsedge.graph.fusion.values import Array, Values
 from capsedge.graph.ir import copy_of
 from capsedge.graph.portable import merge_views
@@ -39,7 +39,7 @@ _MOST_HALF = 2.0**-4
 
 @dataclass(frozen=True)
 class Comparison:
-    """One output on one input.
+    """One output of a new file compared with the original's, on one input.
 
     Attributes:
         case, output: names of the input and of the output.
@@ -106,7 +106,7 @@ class Original:
 
 
 def prove(original: Original, model: onnx.ModelProto, graph: Values) -> list[Comparison]:
-    """Run both on random and hard inputs; non-finite values of the original are not compared.
+    """Compare a new file with the original on random and hard inputs, where the original is finite.
 
     An input on which the original does not run (an index beyond its table) is skipped.
 
@@ -124,7 +124,7 @@ def prove(original: Original, model: onnx.ModelProto, graph: Values) -> list[Com
         try:
             wanted = original.run(feeds)
         except Exception as error:  # ONNX Runtime's errors have no common public base
-            original.refused[case] = first_line(error)
+            original.refused[case] = one_line_message(error)
             continue
         given = after.run(original.names, feeds)
         if original.truth is None:
@@ -155,7 +155,7 @@ def prove(original: Original, model: onnx.ModelProto, graph: Values) -> list[Com
     return found + [Comparison(NOWHERE, name, infinite, infinite) for name in unseen]
 
 
-def all_equal(comparisons: Sequence[Comparison]) -> bool:
+def all_within_tolerance(comparisons: Sequence[Comparison]) -> bool:
     """Whether anything was compared and all of it is within tolerance."""
     return bool(comparisons) and all(c.excess <= 1 for c in comparisons)
 
@@ -173,7 +173,7 @@ def _session(original: bytes) -> onnxruntime.InferenceSession:
     except Exception as error:  # ONNX Runtime's errors have no common public base
         raise UnsupportedModelError(
             "ONNX Runtime cannot load the file.",
-            f"It says: {first_line(error)}",
+            f"It says: {one_line_message(error)}",
             "Export it again; only files that run can be compared with the result.",
         ) from error
 
@@ -273,7 +273,7 @@ def _compare(
 IR_VERSION = 10
 
 
-def finished(
+def finish_and_compare(
     original: Original, model: onnx.ModelProto, fused: bool, graph: Values
 ) -> tuple[onnx.ModelProto, list[Comparison]]:
     """A copy with views merged and function bodies added, and its comparisons with the original.
@@ -311,4 +311,4 @@ def finished(
         return finished, prove(original, finished, graph)
     except Exception as error:  # ONNX Runtime's errors have no common public base
         infinite = float("inf")
-        return finished, [Comparison(first_line(error), "", infinite, infinite)]
+        return finished, [Comparison(one_line_message(error), "", infinite, infinite)]

@@ -22,10 +22,10 @@ from capsedge.graph.fusion.equivalence import (
     STRICT,
     Equivalence,
     check_equivalence,
-    is_wide,
+    computes_in_fp64,
     sampled_positions,
 )
-from capsedge.graph.fusion.formulas import SelfAttention, difference
+from capsedge.graph.fusion.formulas import SelfAttention, relative_difference
 from capsedge.graph.fusion.layouts import Layout, layouts, result_roles, vote_layouts
 from capsedge.graph.fusion.values import Array, Function, Values
 from capsedge.graph.fusion.votes import VoteSource
@@ -113,7 +113,7 @@ class _Search:
             kind = SelfAttention(scale, over=over)
             c = kind.couplings(u)
             if any(
-                difference(c, lay.read(self.constants[0][self.softmax.name])) < _NEAR
+                relative_difference(c, lay.read(self.constants[0][self.softmax.name])) < _NEAR
                 for lay in wanted
             ):
                 yield kind
@@ -152,7 +152,9 @@ class _Search:
         ]
         guesses = [
             (
-                difference(replace(kind, form=f)(u[some]), lay.read(self.constants[0][end])[some]),
+                relative_difference(
+                    replace(kind, form=f)(u[some]), lay.read(self.constants[0][end])[some]
+                ),
                 end,
                 lay,
                 f,
@@ -194,7 +196,7 @@ class _Search:
     def _verdict(
         self, function: Function, roles: Layout, layout: Layout, kind: SelfAttention
     ) -> Equivalence:
-        wide = is_wide(function, self.x[0])
+        wide = computes_in_fp64(function, self.x[0])
         return check_equivalence(
             lambda x: layout.read(function(x)[0]),
             lambda x: kind(roles.read(x)),

@@ -18,7 +18,7 @@ import numpy as np
 from capsedge.graph.fusion import NoMatch
 from capsedge.graph.fusion.candidates import Softmax
 from capsedge.graph.fusion.edit import Edit
-from capsedge.graph.fusion.formulas import difference
+from capsedge.graph.fusion.formulas import relative_difference
 from capsedge.graph.fusion.layouts import Layout, layouts, result_roles, squeezed, vote_layouts
 from capsedge.graph.fusion.standard import LEAST_GAIN, NO_FASTER, estimated_gain
 from capsedge.graph.fusion.values import Array, Values
@@ -35,7 +35,7 @@ _CACHED = 1 << 20  # up to this many bytes of weighted children per image, one n
 
 @dataclass(frozen=True)
 class WeightedSum:
-    """Sums of votes weighted by couplings that do not depend on the votes.
+    """Self-routing's sums of votes, weighted by couplings that do not depend on the votes.
 
     Attributes:
         votes, couplings, result: names of tensors in the graph.
@@ -73,7 +73,7 @@ class Logits:
 
 
 def fit_sum(graph: Values, softmax: Softmax, logits: Logits) -> WeightedSum:
-    """The sum of linear votes that a softmax weights.
+    """Fit self-routing's weighted sum of linear votes to a softmax.
 
     Args:
         logits: logits of the softmax, computed from the same children as the votes.
@@ -124,7 +124,7 @@ def _sums(graph: Values, couplings: str, votes: str, logits: Logits) -> Iterator
             for coupled in _coupled(graph, couplings, roles):
                 s = np.matmul(coupled.read(x[1])[:, :, None], u)[:, :, 0]
                 for layout in layouts(graph.shapes[end], parts, of_batch):
-                    if difference(s, layout.read(made)) < _NEAR:
+                    if relative_difference(s, layout.read(made)) < _NEAR:
                         source = _source(graph, votes, roles, logits)
                         if source is not None:
                             yield WeightedSum(votes, couplings, end, roles, coupled, layout, source)
@@ -147,7 +147,7 @@ def _source(graph: Values, votes: str, roles: Layout, logits: Logits) -> VoteSou
 
 
 def fit_logits(graph: Values, softmax: Softmax) -> Logits:
-    """The logits of a softmax over the parents, if they are a linear map of each child.
+    """Fit self-routing's logits, which are a linear map of each child, to a softmax.
 
     Raises:
         NoMatch: they are not.
@@ -319,7 +319,7 @@ def _with_constant(edit: Edit, s: str, c: str, weighted: WeightedSum) -> str:
     return edit.op("Add", [s, edit.transpose(by_parent, (1, 0, 2))])
 
 
-def described(logits: Logits, weighted: WeightedSum | None) -> dict[str, str]:
+def describe_self_routing(logits: Logits, weighted: WeightedSum | None) -> dict[str, str]:
     """Describe the match for the report."""
     if weighted is not None:
         _, j, i, p = weighted.roles.sizes

@@ -10,17 +10,17 @@ import numpy as np
 from capsedge.graph.fusion import NoMatch
 from capsedge.graph.fusion.edit import Edit
 from capsedge.graph.fusion.emit_dynamic import ATOL, RTOL, epsilon_under_root
-from capsedge.graph.fusion.equal_pieces import once
+from capsedge.graph.fusion.equal_pieces import fit_once
 from capsedge.graph.fusion.equivalence import (
     LOOSE,
     STRICT,
     Equivalence,
     check_equivalence,
-    is_wide,
+    computes_in_fp64,
     poses_alone,
     poses_last,
 )
-from capsedge.graph.fusion.formulas import difference, squash
+from capsedge.graph.fusion.formulas import relative_difference, squash
 from capsedge.graph.fusion.values import Values
 
 _ROOTS = ("Sqrt", "ReduceL2")
@@ -74,7 +74,9 @@ def _fitted(graph: Values, root: str) -> SquashMatch | None:
         axes = [k for k, d in enumerate(shape) if k and d == size // small]
         if ends and axes:
             asked = ("squash", *axes)
-            one = once(graph, [source], ends, asked, partial(_of_source, graph, source, ends, axes))
+            one = fit_once(
+                graph, [source], ends, asked, partial(_of_source, graph, source, ends, axes)
+            )
             if one is not None:
                 return SquashMatch(source, ends[one[0]], *one[1:])
     return None
@@ -94,10 +96,13 @@ def _of_source(
     for end in ends:
         for axis in axes:
             poses = np.moveaxis(x, axis, -1)
-            if difference(squash(poses, "B", 0.0), np.moveaxis(given[end], axis, -1)) > 1e-2:
+            if (
+                relative_difference(squash(poses, "B", 0.0), np.moveaxis(given[end], axis, -1))
+                > 1e-2
+            ):
                 continue
             single = graph.function([source], [end])
-            rtol = STRICT if is_wide(single, x) else LOOSE
+            rtol = STRICT if computes_in_fp64(single, x) else LOOSE
             for form, epsilon in (("B", 0.0), *((f, e) for f in "BA" for e in epsilons if e)):
                 verdict = check_equivalence(
                     poses_last(single, axis),
@@ -135,7 +140,7 @@ def emit_squash(graph: Values, match: SquashMatch, tag: str) -> Edit:
         )
 
     asked = ("operator", match.axis, epsilon)
-    verdict = once(graph, [match.source], [match.result], asked, compared)
+    verdict = fit_once(graph, [match.source], [match.result], asked, compared)
     if not verdict.accepted:
         raise NoMatch(
             f"Squash would differ by {verdict.excess:.2g} times the tolerance ({verdict.case})"

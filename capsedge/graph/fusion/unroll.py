@@ -20,7 +20,7 @@ from capsedge.graph.ir import (
     copy_of,
     has_inner_graphs,
     initializer,
-    replace,
+    replace_repeated,
     rewire,
     values_of,
 )
@@ -54,7 +54,7 @@ def unroll(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
         done += 1
         nodes += written.nodes
         copy.graph.initializer.extend(written.initializers)
-    replace(copy.graph.node, nodes)
+    replace_repeated(copy.graph.node, nodes)
     return copy, done
 
 

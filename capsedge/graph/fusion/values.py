@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from capsedge.graph.fusion import NoMatch
-from capsedge.graph.fusion.execution import Session, first_line, session_of, to_fp64
+from capsedge.graph.fusion.execution import Session, one_line_message, session_of, to_fp64
 from capsedge.graph.fusion.index_inputs import table_sizes
 from capsedge.graph.ir import Graph, copy_of, reads
 
@@ -62,7 +62,7 @@ class Values(Graph):
         floats: the tensors in FP32.
         constant: the tensors that do not depend on the inputs (shapes count as constant).
         sources: the tensors that each non-constant tensor is computed from, in topological order.
-        answers: what is known about pieces of the graph (`equal_pieces.once`).
+        answers: what is known about pieces of the graph (`equal_pieces.fit_once`).
 
     Raises:
         NoMatch: the graph does not run, or is too large.
@@ -120,7 +120,7 @@ class Values(Graph):
         try:
             session = session_of(model)
         except Exception as error:  # ONNX Runtime's errors have no common public base
-            raise NoMatch(f"ONNX Runtime cannot load it: {first_line(error)}") from error
+            raise NoMatch(f"ONNX Runtime cannot load it: {one_line_message(error)}") from error
         names = [o.name for o in session.get_outputs()]
         why = ""
         # One image comes last: broadcasting repeats it as often as the file was traced with.
@@ -137,7 +137,7 @@ class Values(Graph):
             try:
                 found = session.run(names, feeds)
             except Exception as error:
-                why = first_line(error)
+                why = one_line_message(error)
                 continue
             self.batch = batch or next(iter(self.dims.values()))[0]
             if _bytes(found) > MOST_BYTES and batch > 2:
@@ -358,7 +358,7 @@ class Values(Graph):
             except Exception as error:
                 if not wide:
                     raise NoMatch(
-                        f"a part of it does not run by itself: {first_line(error)}"
+                        f"a part of it does not run by itself: {one_line_message(error)}"
                     ) from error
 
         def run(*fed: Array) -> list[Array]:
@@ -373,7 +373,7 @@ class Values(Graph):
                 found = session.run(list(ends), {k: v for k, v in feeds.items() if k in used})
             except Exception as error:  # as above
                 raise NoMatch(
-                    f"a part of it does not run by itself: {first_line(error)}"
+                    f"a part of it does not run by itself: {one_line_message(error)}"
                 ) from error
             return [np.asarray(v, np.float64) for v in found]
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from itertools import product
 
 from capsedge.errors import UsageError
-from capsedge.importers.families.capsnet_base import layer, renamed
+from capsedge.importers.families.capsnet_base import layer, with_renamed_prefix
 from capsedge.importers.family import (
     DataSet,
     Family,
@@ -94,7 +94,7 @@ def _norm(name: str, size: str) -> Patterns:
 def configure(
     family: Family, sizes: Sizes, choices: ImportChoices, notes: list[str]
 ) -> ModelConfig:
-    """The configuration. Raises UsageError if a choice is missing, or the file leaves the strides open."""
+    """Configure attention capsules. Raises UsageError if a choice is missing or the strides are open."""
     last = max(int(k[1:]) for k in sizes if re.fullmatch(r"C\d+", k))
     layers = [k for k in range(last) if f"K{k}" in sizes]
     dense = [sizes[f"C{k + 1}"] for k in range(len(layers), last - 1)]
@@ -165,7 +165,7 @@ def convert(weights: Mapping[str, Floats], config: ModelConfig) -> Tensors:
     assert isinstance(config, AttentionCapsulesConfig)
     tensors: Tensors = {
         "primary.conv.weight": weights["pc_layer.weight"],
-        **renamed(weights, "nonlinear_act.", "norm."),
+        **with_renamed_prefix(weights, "nonlinear_act.", "norm."),
         **layer(weights, "final_fc", "classifier"),
         **dict(_stem_tensors(weights)),
     }

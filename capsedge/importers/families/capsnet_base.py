@@ -22,8 +22,8 @@ from capsedge.importers.family import (
     Sizes,
     Tensors,
     data_set_of,
+    image_size_question,
     images_and_classes,
-    unknown_size,
     variant_of,
     weighted_sums_of,
     with_fields,
@@ -108,7 +108,7 @@ def _size(
         possible = own
     if len(possible) != 1:
         several = " or ".join(f"{n}x{n}" for n in possible) or "not square"
-        raise unknown_size(
+        raise image_size_question(
             f"The file leaves it open: {several}, with {places} positions of primary capsules.",
             next((n for n in possible if n not in own), None),
         )
@@ -125,12 +125,12 @@ def layer(weights: Mapping[str, Floats], theirs: str, ours: str) -> Tensors:
     return {f"{ours}.{part}": weights[f"{theirs}.{part}"] for part in ("weight", "bias")}
 
 
-def renamed(weights: Mapping[str, Floats], theirs: str, ours: str) -> Tensors:
+def with_renamed_prefix(weights: Mapping[str, Floats], theirs: str, ours: str) -> Tensors:
     """All tensors of a prefix, under another prefix."""
     return {ours + k.removeprefix(theirs): v for k, v in weights.items() if k.startswith(theirs)}
 
 
-def decoder(
+def decoder_tensors(
     weights: Mapping[str, Floats],
     names: Sequence[str],
     config: CapsNetConfig | EfficientCapsNetConfig,
@@ -182,7 +182,7 @@ def joined(weights: Mapping[str, Floats], names: str, count: int, dims_apart: bo
     return tensors
 
 
-def by_position(weight: Floats, types: int) -> Floats:
+def positions_first(weight: Floats, types: int) -> Floats:
     """Children ``[I, ...]`` reordered from types first to this package's order, positions first."""
     places = weight.shape[0] // types
     apart = weight.reshape(types, places, *weight.shape[1:])

@@ -20,8 +20,8 @@ from capsedge.importers.family import (
     Sizes,
     Tensors,
     Variant,
+    image_size_question,
     images_and_classes,
-    unknown_size,
     variant_of,
 )
 from capsedge.importers.key_patterns import Fit, Shapes
@@ -295,7 +295,7 @@ def _configure_chain(
     layers, dim, routed = _layers(stored, channels or 0, sizes, notes)
     size = choices.size or (height, width)
     if None in size or channels is None:
-        raise unknown_size(
+        raise image_size_question(
             f"The configuration leaves it open: {height} x {width} pixels, {channels} channels.",
             64 if channels is not None else None,
         )

@@ -85,7 +85,7 @@ def _port(
             ),
             "classes.weight": arranged(weights[weight[0]], config),
             **rest(weights, config),
-            **capsnet_base.decoder(weights, decoder, config),
+            **capsnet_base.decoder_tensors(weights, decoder, config),
         }
 
     return Family(
@@ -106,7 +106,7 @@ def _port(
 
 def _types_first(weight: Floats, config: CapsNetConfig) -> Floats:
     """The routing weight from ``[1, I, J, O, D]``."""
-    return capsnet_base.by_position(weight[0], config.primary_types)
+    return capsnet_base.positions_first(weight[0], config.primary_types)
 
 
 def _parents_first(weight: Floats, _: CapsNetConfig) -> Floats:
@@ -117,7 +117,7 @@ def _parents_first(weight: Floats, _: CapsNetConfig) -> Floats:
 def _elements_first(weight: Floats, config: CapsNetConfig) -> Floats:
     """The routing weight from ``[I, D, J * O]``, types first."""
     apart = weight.reshape(*weight.shape[:2], config.classes, config.capsule_dim)
-    return capsnet_base.by_position(apart.transpose(0, 2, 3, 1), config.primary_types)
+    return capsnet_base.positions_first(apart.transpose(0, 2, 3, 1), config.primary_types)
 
 
 # CapsNet-Pytorch of Xifeng Guo: a primary capsule is eight consecutive pixels.
@@ -186,7 +186,7 @@ ADAMBIELSKI = _port(
     decoder_takes="JO",
     more={"digitCaps.routing_module.b": "I J"},
     rest=lambda weights, config: {
-        "classes.log_prior": capsnet_base.by_position(
+        "classes.log_prior": capsnet_base.positions_first(
             weights["digitCaps.routing_module.b"], config.primary_types
         )
     },
@@ -224,7 +224,7 @@ def _prior(weights: Mapping[str, Floats], config: CapsNetConfig) -> Tensors:
     if _PRIOR not in weights:
         return {}
     prior = weights[_PRIOR].reshape(config.classes, -1).swapaxes(0, 1)
-    return {"classes.log_prior": capsnet_base.by_position(prior, config.primary_types)}
+    return {"classes.log_prior": capsnet_base.positions_first(prior, config.primary_types)}
 
 
 # capsule-networks of Gram.AI: the softmax runs over the children.

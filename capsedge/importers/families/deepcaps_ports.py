@@ -219,7 +219,7 @@ def _keras_keys() -> Patterns:
 def configure_keras(
     family: Family, sizes: Sizes, choices: ImportChoices, notes: list[str]
 ) -> ModelConfig:
-    """The configuration."""
+    """The configuration of DeepCaps for the weights of its authors' Keras code."""
     stem = Conv(sizes["C"], 3, 1, "same", batch_norm=True, norm_epsilon=1e-3, norm_last=True)
     return _configure(
         family, sizes, choices, notes, stem=(stem,), primary_types=sizes["T"],
@@ -229,7 +229,7 @@ def configure_keras(
 
 
 def convert_keras(weights: Mapping[str, Floats], config: ModelConfig) -> Tensors:
-    """The package's tensors.
+    """Convert the tensors of the authors' DeepCaps in Keras to the package's.
 
     In the file, kernels are ``[3, 3, C, P, C', P']``, those of votes ``[P, 3, 3, 1, T P]``, and the last
     cell's children come before the third's.

@@ -11,7 +11,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from capsedge.errors import UsageError
-from capsedge.importers.families.capsnet_base import MNIST, decoder, decoder_keys, layer, renamed
+from capsedge.importers.families.capsnet_base import (
+    MNIST,
+    decoder_keys,
+    decoder_tensors,
+    layer,
+    with_renamed_prefix,
+)
 from capsedge.importers.family import (
     DataSet,
     Family,
@@ -83,22 +89,22 @@ _DECODER = ("generator.fc1", "generator.fc2", "generator.fc3")
 def configure_torch(
     family: Family, sizes: Sizes, choices: ImportChoices, notes: list[str]
 ) -> ModelConfig:
-    """The configuration."""
+    """The configuration of Efficient-CapsNet for the weights of its port to PyTorch."""
     return _configure(family, sizes, choices, notes, Conv(1, 1, batch_norm=True))
 
 
 def convert_torch(weights: Mapping[str, Floats], config: ModelConfig) -> Tensors:
-    """The package's tensors."""
+    """Convert the tensors of the PyTorch port of Efficient-CapsNet to the package's."""
     assert isinstance(config, EfficientCapsNetConfig)
     tensors: Tensors = {}
     for k in range(4):
         tensors |= layer(weights, f"conv{k + 1}", f"stem.{3 * k}")
-        tensors |= renamed(weights, f"bn{k + 1}.", f"stem.{3 * k + 1}.")
+        tensors |= with_renamed_prefix(weights, f"bn{k + 1}.", f"stem.{3 * k + 1}.")
     return {
         **tensors,
         **layer(weights, "primary_caps.dw_conv2d", "primary"),
         **_routing(weights["routing_caps.W"], weights["routing_caps.b"]),
-        **decoder(weights, _DECODER, config),
+        **decoder_tensors(weights, _DECODER, config),
     }
 
 
@@ -180,7 +186,7 @@ def _keras_keys(norm: str, parts: tuple[str, ...]) -> Patterns:
 def configure_batch(
     family: Family, sizes: Sizes, choices: ImportChoices, notes: list[str]
 ) -> ModelConfig:
-    """The configuration of the networks for MNIST and MultiMNIST."""
+    """Configure Efficient-CapsNet as its authors' networks for MNIST and MultiMNIST."""
     conv = Conv(1, 1, batch_norm=True, norm_epsilon=1e-3, norm_last=True)
     return _configure(family, sizes, choices, notes, conv)
 
@@ -188,7 +194,7 @@ def configure_batch(
 def configure_instance(
     family: Family, sizes: Sizes, choices: ImportChoices, notes: list[str]
 ) -> ModelConfig:
-    """The configuration of the network for smallNORB."""
+    """The configuration of Efficient-CapsNet for its authors' weights for smallNORB."""
     if "G" in sizes:
         notes.append("the decoder is left out, because it has convolutions")
     notes.append(
@@ -200,7 +206,7 @@ def configure_instance(
 
 
 def convert_keras(weights: Mapping[str, Floats], config: ModelConfig) -> Tensors:
-    """The package's tensors; in the file, kernels are ``[K, K, in, out]``."""
+    """Convert the authors' Efficient-CapsNet in Keras, whose kernels are ``[K, K, in, out]``."""
     assert isinstance(config, EfficientCapsNetConfig)
     parts = {
         "gamma": "weight", "beta": "bias", "moving_mean": "running_mean",

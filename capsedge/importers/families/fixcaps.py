@@ -157,16 +157,18 @@ def _convert_fixcaps(weights: Mapping[str, Floats], config: ModelConfig) -> Tens
     tensors: Tensors = {}
     layers = sorted({int(key.split(".")[1]) for key in weights if key.startswith("Convolution.")})
     for k, place in zip(layers, places, strict=False):
-        tensors |= capsnet_base.renamed(weights, f"Convolution.{k}.", f"stem.{place}.")
+        tensors |= capsnet_base.with_renamed_prefix(weights, f"Convolution.{k}.", f"stem.{place}.")
     conv, norm, block = places[-3:]
     return tensors | {
         f"stem.{conv}.weight": weights["CBAM.conv.weight"],
-        **capsnet_base.renamed(weights, "CBAM.bn.", f"stem.{norm}."),
+        **capsnet_base.with_renamed_prefix(weights, "CBAM.bn.", f"stem.{norm}."),
         f"stem.{block}.squeeze.weight": weights["CBAM.ca.fc1.weight"][:, :, 0, 0],
         f"stem.{block}.excite.weight": weights["CBAM.ca.fc2.weight"][:, :, 0, 0],
         f"stem.{block}.places.weight": weights["CBAM.sa.conv1.weight"],
         **capsnet_base.joined(weights, _UNITS, config.primary_dim, dims_apart=True),
-        "classes.weight": capsnet_base.by_position(weights["digits.W"][0], config.primary_types),
+        "classes.weight": capsnet_base.positions_first(
+            weights["digits.W"][0], config.primary_types
+        ),
     }
 
 
@@ -267,13 +269,13 @@ def _convert_hr(weights: Mapping[str, Floats], config: ModelConfig) -> Tensors:
     for k in range(len(_HR_STRIDES)):
         name, place = f"feature_extractor.layer{k + 1}", 4 * k  # here, each layer has four modules
         tensors[f"stem.{place}.weight"] = weights[f"{name}.0.weight"]
-        tensors |= capsnet_base.renamed(weights, f"{name}.1.", f"stem.{place + 1}.")
+        tensors |= capsnet_base.with_renamed_prefix(weights, f"{name}.1.", f"stem.{place + 1}.")
         tensors |= capsnet_base.layer(weights, f"{name}.4.fc1", f"stem.{place + 3}.squeeze")
         tensors |= capsnet_base.layer(weights, f"{name}.4.fc2", f"stem.{place + 3}.excite")
     return {
         **tensors,
         **capsnet_base.layer(weights, "primary_capsules.capsules", "primary.conv"),
-        "classes.weight": capsnet_base.by_position(
+        "classes.weight": capsnet_base.positions_first(
             weights["digit_capsules.W"][0], config.primary_types
         ),
     }

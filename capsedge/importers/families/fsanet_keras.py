@@ -7,7 +7,11 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from capsedge.importers.families.fsanet_ports import ensemble, named_values, square_preprocessing
+from capsedge.importers.families.fsanet_ports import (
+    ensemble_family,
+    named_values,
+    square_preprocessing,
+)
 from capsedge.importers.family import (
     Family,
     Floats,
@@ -245,4 +249,4 @@ KERAS_NETVLAD = _pooled(
     },
 )  # fmt: skip
 
-KERAS_ENSEMBLE = ensemble("fsanet-keras-ensemble", KERAS, KERAS_WITHOUT_MAPPING)
+KERAS_ENSEMBLE = ensemble_family("fsanet-keras-ensemble", KERAS, KERAS_WITHOUT_MAPPING)

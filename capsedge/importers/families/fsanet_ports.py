@@ -90,7 +90,7 @@ def named_values(
 def square_preprocessing(
     places: int, own: Mapping[str, object], choices: ImportChoices, notes: list[str]
 ) -> Preprocessing:
-    """The author's preprocessing for square images that leave these positions after three poolings."""
+    """FSA-Net's preprocessing of square images that leave these positions after three poolings."""
     side = 8 * math.isqrt(places)
     size = choices.size or (side, side)
     if (size[0] // 8) * (size[1] // 8) != places:
@@ -304,7 +304,7 @@ def _convert_ensemble(
     return parts
 
 
-def ensemble(name: str, *members: Family) -> Family:
+def ensemble_family(name: str, *members: Family) -> Family:
     """The family of files that hold several networks of one family or of the given ones."""
     first = members[0]
 
@@ -324,4 +324,4 @@ def ensemble(name: str, *members: Family) -> Family:
     )
 
 
-PYTORCH_ENSEMBLE = ensemble("fsanet-ensemble", PYTORCH)
+PYTORCH_ENSEMBLE = ensemble_family("fsanet-ensemble", PYTORCH)

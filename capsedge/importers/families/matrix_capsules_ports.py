@@ -13,7 +13,12 @@ from collections.abc import Mapping
 import numpy as np
 
 from capsedge.errors import UsageError
-from capsedge.importers.families.capsnet_base import MNIST, MNIST_NORMALIZED, layer, renamed
+from capsedge.importers.families.capsnet_base import (
+    MNIST,
+    MNIST_NORMALIZED,
+    layer,
+    with_renamed_prefix,
+)
 from capsedge.importers.family import (
     DataSet,
     Family,
@@ -89,7 +94,7 @@ def _convert_yl_1993(weights: Mapping[str, Floats], config: ModelConfig) -> Tens
     assert isinstance(config, MatrixCapsulesConfig)
     tensors: Tensors = {
         **layer(weights, "conv1", "stem.0"),
-        **renamed(weights, "bn1.", "stem.1."),
+        **with_renamed_prefix(weights, "bn1.", "stem.1."),
         **layer(weights, "primary_caps.pose", "primary_pose.conv"),
         **layer(weights, "primary_caps.a", "primary_activation.conv"),
     }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from capsedge.importers.families.capsnet_base import renamed
+from capsedge.importers.families.capsnet_base import with_renamed_prefix
 from capsedge.importers.family import (
     Family,
     Floats,
@@ -59,7 +59,7 @@ def _norm(name: str, size: str) -> Patterns:
 def configure(
     family: Family, sizes: Sizes, choices: ImportChoices, notes: list[str]
 ) -> ModelConfig:
-    """The configuration. Raises UsageError if a choice is missing or does not fit the file."""
+    """Configure PSCapsNet. Raises UsageError if a choice is missing or does not fit the file."""
     stages = sorted(int(k[1:]) for k in sizes if re.fullmatch(r"X\d+", k))
     if "I" in sizes:
         notes.append(f"the map is averaged to {_POOLED}x{_POOLED}, as with --capsule_type fc")
@@ -85,13 +85,13 @@ def convert(weights: Mapping[str, Floats], config: ModelConfig) -> Tensors:
     tensors: Tensors = {
         "weight": weight[None] if weight.ndim == 3 else weight.swapaxes(0, 1),
         "stem.0.weight": weights["conv1.0.weight"],
-        **renamed(weights, "features.0.", "stem.1."),
+        **with_renamed_prefix(weights, "features.0.", "stem.1."),
     }
     blocks = {(int(m[1]), int(m[2])) for key in weights if (m := _BLOCK.fullmatch(key))}
     for place, (stage, block) in enumerate(sorted(blocks)):
         for theirs, ours in _PARTS.items():
             name = f"features.{stage}.{block}.{theirs}."
-            tensors |= renamed(weights, name, f"stem.{place + 3}.{ours}.")
+            tensors |= with_renamed_prefix(weights, name, f"stem.{place + 3}.{ours}.")
     return tensors
 
 

@@ -9,13 +9,13 @@ from torch.nn.functional import layer_norm
 
 from capsedge.models.ops.operator_inputs import (
     accumulation_dtype,
+    cut_windows,
     expect,
     expect_same_dtype,
     expect_shape,
     matrix_side,
     output_grid,
     votes,
-    windows,
 )
 from capsedge.models.ops.registration import register
 from capsedge.spec.operators import OPERATORS
@@ -38,7 +38,7 @@ def _define(
     kernel = (weight.shape[0], weight.shape[1])
     m, k, out = weight.shape[3:]
     v = votes(
-        windows(pose.to(dtype), kernel, strides),
+        cut_windows(pose.to(dtype), kernel, strides),
         weight.to(dtype).reshape(-1, m, k, out),
         k if matrix_pose else 1,
     )

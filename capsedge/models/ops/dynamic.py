@@ -45,7 +45,7 @@ class AgreementRule:
         )  # fmt: skip
 
 
-def checked(
+def checked_agreement_rule(
     name: str,
     iterations: int,
     leaky: bool,
@@ -316,7 +316,7 @@ def dynamic_routing(
     expect_shape(name, "weight", weight, [1 if shared else children, "J", "Pout", u.shape[2]])
     j, out = weight.shape[1:3]
     log_prior, bias = _prior_and_bias(name, weight, log_prior, bias, (children, j, out))
-    how = checked(
+    how = checked_agreement_rule(
         name, iterations, leaky, softmax, update, normalize, elementwise, agreement_scale, epsilon
     )
     tensors = {"u": u, "weight": weight, "log_prior": log_prior, "bias": bias}
@@ -424,7 +424,7 @@ def vote_routing(
     optional = {"image_prior": image_prior, "mask": mask}
     tensors |= {key: value for key, value in optional.items() if value is not None}
     expect_same_dtype(name, **tensors)
-    how = checked(
+    how = checked_agreement_rule(
         name, iterations, leaky, softmax, update, normalize, elementwise, agreement_scale, epsilon
     )
     result: tuple[Tensor, Tensor] = _op_votes(

@@ -10,13 +10,13 @@ from torch.nn.functional import logsigmoid
 
 from capsedge.models.ops.operator_inputs import (
     accumulation_dtype,
+    cut_windows,
     expect,
     expect_same_dtype,
     expect_shape,
     matrix_side,
     output_grid,
     votes,
-    windows,
 )
 from capsedge.models.ops.registration import register
 from capsedge.spec.operators import EM_EPSILONS, OPERATORS
@@ -61,10 +61,10 @@ def gaussian_votes(
         w = w.expand(height, width, types, m, side, side)
     w = w.reshape(-1, m, side, side)
 
-    v = votes(windows(pose.to(dtype), kernel, strides), w, side)
+    v = votes(cut_windows(pose.to(dtype), kernel, strides), w, side)
     if added is not None:
         add = added.to(dtype).expand(1, height, width, types, size)
-        v = v + windows(add, kernel, strides).unsqueeze(4)
+        v = v + cut_windows(add, kernel, strides).unsqueeze(4)
     return v, kernel, strides
 
 
@@ -75,7 +75,7 @@ def acting_children(
     acting = a.to(accumulation_dtype(a))
     if epsilon is not None:
         acting = acting / (acting + epsilon)
-    return windows(acting.unsqueeze(-1), kernel, strides)
+    return cut_windows(acting.unsqueeze(-1), kernel, strides)
 
 
 def _define(

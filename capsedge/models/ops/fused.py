@@ -16,7 +16,12 @@ from torch import Tensor
 from torch.library import CustomOpDef  # type: ignore[attr-defined]
 
 from capsedge.errors import EnvironmentProblem
-from capsedge.runtime.backends.cuda_operators import CudaNode, cuda_node, find_parts, load_problem
+from capsedge.runtime.backends.cuda_operators import (
+    CudaNode,
+    cuda_node,
+    find_cuda_operators,
+    load_problem,
+)
 from capsedge.runtime.backends.onnxruntime_session import NoKernelsHere, kernels_problem
 from capsedge.spec.operators import OPERATORS, Operator
 
@@ -294,7 +299,7 @@ def _library() -> tuple[Path | None, str]:
         EnvironmentProblem: they are installed, and do not load.
     """
     try:
-        library, kernels = find_parts()
+        library, kernels = find_cuda_operators()
         if why := load_problem(library, kernels):
             raise kernels_problem(why)
     except NoKernelsHere as error:

@@ -89,7 +89,7 @@ def output_grid(
     return (height - kernel[0]) // strides[0] + 1, (width - kernel[1]) // strides[1] + 1
 
 
-def windows(x: Tensor, kernel: tuple[int, int], strides: Sequence[int]) -> Tensor:
+def cut_windows(x: Tensor, kernel: tuple[int, int], strides: Sequence[int]) -> Tensor:
     """Children seen by each parent position.
 
     Args:

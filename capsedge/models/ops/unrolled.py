@@ -11,7 +11,7 @@ from torch import Tensor
 
 from capsedge.models.ops.dynamic import dense_votes
 from capsedge.models.ops.em import acting_children, added_coordinates, gaussian_votes
-from capsedge.models.ops.operator_inputs import accumulation_dtype, votes, windows
+from capsedge.models.ops.operator_inputs import accumulation_dtype, cut_windows, votes
 from capsedge.spec.operators import OPERATORS
 
 
@@ -80,7 +80,7 @@ def _self_attention(operator: str, args: tuple[Any, ...]) -> UnrolledIterations:
 def _attention(operator: str, args: tuple[Any, ...]) -> UnrolledIterations:
     pose, _, weight, _, _, strides, matrix_pose = args[:7]
     m, k, out = weight.shape[3:]
-    children = windows(pose.to(accumulation_dtype(pose)), tuple(weight.shape[:2]), strides)
+    children = cut_windows(pose.to(accumulation_dtype(pose)), tuple(weight.shape[:2]), strides)
     v = votes(children, weight.to(children.dtype).reshape(-1, m, k, out), k if matrix_pose else 1)
     return _stacked(v, [torch.ops.capsedge.attention_routing(*args)])
 

@@ -20,7 +20,7 @@ from capsedge.models.ops import fused
 from capsedge.models.training import augment
 from capsedge.runtime.files.text import printable
 from capsedge.runtime.metadata.typical_input import TypicalInput
-from capsedge.runtime.result_summary import caption, check_chart, new_figure, save_figure
+from capsedge.runtime.result_summary import check_chart, escape_formulas, new_figure, save_figure
 
 # --- Accuracy, on images in the network's input form ---
 
@@ -40,7 +40,7 @@ def to_input(images: NDArray[np.uint8] | Tensor, config: ModelConfig) -> Tensor:
     return scaled
 
 
-def normalize(images: Tensor, config: ModelConfig) -> Tensor:
+def normalize_images(images: Tensor, config: ModelConfig) -> Tensor:
     """Subtract the mean and divide by the deviation of the model's preprocessing."""
     p = config.preprocessing
     mean, std = (
@@ -49,7 +49,7 @@ def normalize(images: Tensor, config: ModelConfig) -> Tensor:
     return (images - mean) / std
 
 
-def centre(images: Tensor, config: ModelConfig) -> Tensor:
+def crop_or_pad_to_input(images: Tensor, config: ModelConfig) -> Tensor:
     """Crop or pad to the model's input size, centred."""
     h, w = config.preprocessing.height, config.preprocessing.width
     dy, dx = h - images.shape[2], w - images.shape[3]
@@ -67,8 +67,10 @@ def predict_all(model: CapsuleModel, data: ImageSet) -> Tensor:
     device = next(model.parameters()).device
     scores = []
     for start in range(0, len(data), _BATCH):
-        x = centre(to_input(data.images[start : start + _BATCH], model.config), model.config)
-        scores.append(model(normalize(x.to(device), model.config)).scores.cpu())
+        x = crop_or_pad_to_input(
+            to_input(data.images[start : start + _BATCH], model.config), model.config
+        )
+        scores.append(model(normalize_images(x.to(device), model.config)).scores.cpu())
     return torch.cat(scores)
 
 
@@ -80,7 +82,7 @@ def count_correct(model: CapsuleModel, test: ImageSet, pairs: str) -> Tensor:
     device = next(model.parameters()).device
     for canvases, owners in evaluation_pairs(test, model.config, diverse=pairs == "diverse"):
         with torch.no_grad(), fused():
-            scores = model.eval()(normalize(canvases.to(device), model.config)).scores
+            scores = model.eval()(normalize_images(canvases.to(device), model.config)).scores
         best = scores.cpu().topk(2, 1).indices
         right.append((best.sort(1).values == owners.sort(1).values).all(1))
     return torch.cat(right)
@@ -134,7 +136,7 @@ def typical_input_of_training(
         torch.Generator().manual_seed(_SEED),
         diverse=pairs == "diverse",
     )
-    return _measured(normalize(torch.cat([canvases, each[:, 0]]), config), config)
+    return _measured(normalize_images(torch.cat([canvases, each[:, 0]]), config), config)
 
 
 def _measured(images: ImageSet | torch.Tensor, config: ModelConfig) -> TypicalInput | None:
@@ -189,7 +191,7 @@ def by_class(names: Sequence[str], matrix: NDArray[np.int64]) -> list[str]:
     return lines
 
 
-def draw(names: Sequence[str], matrix: NDArray[np.int64], path: Path) -> None:
+def draw_confusion(names: Sequence[str], matrix: NDArray[np.int64], path: Path) -> None:
     """Write the confusion matrix as a picture; the shade of a cell is its share of the true class.
 
     Raises:
@@ -204,7 +206,7 @@ def draw(names: Sequence[str], matrix: NDArray[np.int64], path: Path) -> None:
     share = matrix / np.maximum(matrix.sum(1, keepdims=True), 1)
     axes.imshow(share, cmap="Blues", vmin=0, vmax=1)
     size = min(9.0, 60 * side / len(names))
-    short = [caption(n if len(n) <= _LONGEST else f"{n[: _LONGEST - 1]}…") for n in names]
+    short = [escape_formulas(n if len(n) <= _LONGEST else f"{n[: _LONGEST - 1]}…") for n in names]
     ticks = range(len(names))
     axes.set_xticks(ticks, short, rotation=90, fontsize=size)
     axes.set_yticks(ticks, short, fontsize=size)

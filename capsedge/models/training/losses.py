@@ -17,7 +17,7 @@ from capsedge.errors import EnvironmentProblem
 from capsedge.models import CapsuleModel, CapsuleOutput
 from capsedge.models.ops.registration import compiled
 from capsedge.models.training import augment
-from capsedge.models.training.evaluate import centre, normalize
+from capsedge.models.training.evaluate import crop_or_pad_to_input, normalize_images
 from capsedge.models.training.recipe import Recipe
 
 # --- Losses of the three papers: scores ``[N, J]``, targets 0 or 1 ``[N, J]`` ---
@@ -142,10 +142,10 @@ def batch_loss(
 ) -> Tensor:
     config = model.config
     if recipe.pairs == "none":
-        x = centre(images, config)
+        x = crop_or_pad_to_input(images, config)
         if images.shape[2] > x.shape[2] and not (recipe.rotate or recipe.zoom):
             # Crop from a larger image, so that shifts bring in real pixels instead of zeros.
-            x = centre(augment.shift(images, recipe.shift, rng), config)
+            x = crop_or_pad_to_input(augment.shift(images, recipe.shift, rng), config)
         elif recipe.rotate or recipe.zoom:
             x = augment.affine(
                 x,
@@ -168,7 +168,7 @@ def batch_loss(
         pictures = x.unsqueeze(1)
     owners = owners.to(x.device)
     targets = torch.zeros(len(x), config.classes, device=x.device).scatter_(1, owners, 1.0)
-    out = model(normalize(x, config))
+    out = model(normalize_images(x, config))
     loss = _loss(model, out, targets, progress)
     if model.decoder is not None:
         for k in range(owners.shape[1]):

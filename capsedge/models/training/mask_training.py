@@ -14,16 +14,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from capsedge.datasets import ImageSet
-from capsedge.datasets.image_set import divided, rule_of
+from capsedge.datasets.image_set import divided, holdout_rule
 from capsedge.datasets.mask_folders import IMAGES, MASKS, has_masks, labelled, read_masks
 from capsedge.errors import UsageError
 from capsedge.models import CapsuleModel
 from capsedge.models.configs import ModelConfig
 from capsedge.models.training import augment
-from capsedge.models.training.evaluate import normalize, predict_all
+from capsedge.models.training.evaluate import normalize_images, predict_all
 from capsedge.models.training.recipe import Recipe
 from capsedge.runtime.files.reading import FOLDER, path_kind
-from capsedge.runtime.images.decoding import read_image, text_of
+from capsedge.runtime.images.decoding import read_image, text_in_image
 from capsedge.runtime.images.inputs import folder_images
 from capsedge.runtime.metadata.origin import TrainingSplit
 from capsedge.runtime.session.masks import CLASSES_KEY, MaskOverlap
@@ -71,7 +71,7 @@ def fitted(config: ModelConfig, data: Path, size: int | None) -> ModelConfig:
 
 def _names_in(mask: Path) -> tuple[str, ...]:
     """The names of the classes in a mask's file; none if it has none."""
-    text = text_of(mask, CLASSES_KEY)
+    text = text_in_image(mask, CLASSES_KEY)
     try:
         names = json.loads(text[: limits.JSON_BYTES]) if text else []
     except ValueError:
@@ -102,7 +102,7 @@ def read_sets(
     }
     wanted = dict(zip(("test", "validation"), shares, strict=True))
     drawn_shares = {name: share for name, share in wanted.items() if name not in given}
-    rule = rule_of(training, 1, drawn_shares, seed)
+    rule = holdout_rule(training, 1, drawn_shares, seed)
     drawn = divided(training, rule)
     sets = {"train": drawn["train"] if drawn_shares else training}
     for name, share in wanted.items():
@@ -119,7 +119,7 @@ def read_sets(
 
 
 def check(config: ModelConfig, recipe: Recipe) -> None:
-    """Refuse what a recipe has for single objects."""
+    """Refuse a recipe for masks that pairs, rotates or zooms images."""
     for name, value in (
         ("pairs", recipe.pairs != "none"),
         ("rotate", recipe.rotate),
@@ -148,7 +148,7 @@ def mask_loss(
     both = augment.flip(both, rng) if recipe.flip else both
     x, shifted = both[:, :-1], both[:, -1].round().long() - 1
     known = ((shifted >= 0) & (shifted != UNKNOWN)).unsqueeze(1)
-    lengths = model(normalize(x, model.config)).scores
+    lengths = model(normalize_images(x, model.config)).scores
     maps = lengths.shape[1]
     classes = torch.arange(maps, device=x.device) if maps > 1 else torch.ones(1, device=x.device)
     targets = ((shifted.unsqueeze(1) == classes.view(1, -1, 1, 1)) & known).float()

@@ -12,19 +12,19 @@ import torch
 
 from capsedge.datasets import ImageSet, class_names, read_split
 from capsedge.datasets.class_folders import classes_of
-from capsedge.datasets.image_set import divided, rule_of
+from capsedge.datasets.image_set import divided, holdout_rule
 from capsedge.errors import EnvironmentProblem, UsageError
 from capsedge.models import CapsuleModel, build, get_config
 from capsedge.models.checkpoint import load_checkpoint
 from capsedge.models.configs import ModelConfig
 from capsedge.models.find import find_checkpoint_of
 from capsedge.models.training import mask_training, user_images
-from capsedge.models.training.evaluate import by_class, confusion, draw, predict_all
+from capsedge.models.training.evaluate import by_class, confusion, draw_confusion, predict_all
 from capsedge.models.training.recipe import CONFUSION, HISTORY, MODEL, Recipe, training_of
-from capsedge.models.training.state import shared_weights
+from capsedge.models.training.state import transferable_weights
 from capsedge.models.training.train import train as train_epochs
 from capsedge.models.training.train_options import TrainOptions
-from capsedge.options import takes
+from capsedge.options import takes_options
 from capsedge.runtime.files import reading
 from capsedge.runtime.metadata.origin import TrainingSplit
 from capsedge.runtime.progress import Progress, silent
@@ -56,7 +56,7 @@ class Trained:
     test_dice: float | None = None
 
 
-@takes(TrainOptions)
+@takes_options(TrainOptions)
 def train(
     data: str | Path,
     folder: str | Path,
@@ -211,10 +211,10 @@ def _read(job: _TrainingJob, log: Callable[[str], None]) -> _Sets:
         return _Sets(kept, chosen if len(chosen) else None, tested, rule, divides=True)
     training = read_split(data, "train", config.preprocessing, limit)
     if job.fits_data:
-        user_images.check_classes(config.class_names, training, log)
+        user_images.check_class_balance(config.class_names, training, log)
     test = _held_out(data, config, limit, log)
     if not class_names(data) and test is not None:
-        rule = rule_of(training, config.classes, {}, job.recipe.seed)
+        rule = holdout_rule(training, config.classes, {}, job.recipe.seed)
         return _Sets(training, test, test, rule, divides=False)
     training, validation, test, rule = _divided(
         data, config, limit, training, test, job.recipe.seed, log
@@ -304,7 +304,7 @@ def _started(config: ModelConfig, initial: CapsuleModel) -> str:
     """How many of the parameters start from another network's, in words."""
     with torch.device("meta"):
         sizes = {name: value.numel() for name, value in build(config).named_parameters()}
-    taken = sum(sizes.get(name, 0) for name in shared_weights(config, initial))
+    taken = sum(sizes.get(name, 0) for name in transferable_weights(config, initial))
     rest = "" if taken == sum(sizes.values()) else "; the others start at random"
     return f"{taken:,} of {sum(sizes.values()):,} parameters are trained further{rest}"
 
@@ -326,7 +326,7 @@ def _report(model: CapsuleModel, test: ImageSet, folder: Path, log: Callable[[st
     for line in by_class(names, matrix):
         log(line)
     try:
-        draw(names, matrix, folder / CONFUSION)
+        draw_confusion(names, matrix, folder / CONFUSION)
     except EnvironmentProblem as problem:
         log(f"no confusion matrix: {problem.what} {problem.fix}")
     else:
@@ -383,7 +383,7 @@ def _divided(
     shares = {"test": user_images.TEST_SHARE} if test is None else {}
     shares |= {"validation": user_images.VALIDATION_SHARE} if given is None else {}
     drawn: dict[str, ImageSet] = {}
-    rule = rule_of(training, config.classes, shares, seed)
+    rule = holdout_rule(training, config.classes, shares, seed)
     if shares:
         drawn = divided(training, rule)
         training = drawn["train"]

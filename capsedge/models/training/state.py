@@ -14,7 +14,7 @@ from torch import Tensor
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.models import CapsuleModel, build
 from capsedge.models.configs import ModelConfig
-from capsedge.models.torch_file import BadPickle, read_torch, unreadable
+from capsedge.models.torch_file import BadPickle, read_torch, unreadable_torch_file
 from capsedge.runtime.files import reading
 from capsedge.runtime.files.archives import BadArchive
 from capsedge.runtime.files.documents import MalformedJson, changed_settings, decode, parse
@@ -98,7 +98,7 @@ def read_state(
         except (_Foreign, MalformedJson) as error:
             raise _damaged(path, f"{error}") from error
         except (BadArchive, BadPickle) as error:
-            raise unreadable(path, error) from error
+            raise unreadable_torch_file(path, error) from error
     return {**{name: state[name] for name in expected}, "history": history}
 
 
@@ -191,7 +191,7 @@ def _history(text: Any, epochs: int) -> list[dict[str, Any]]:
     return plain
 
 
-def shared_weights(config: ModelConfig, initial: CapsuleModel) -> dict[str, Tensor]:
+def transferable_weights(config: ModelConfig, initial: CapsuleModel) -> dict[str, Tensor]:
     """The weights of a trained network that fit another network of the same architecture, by name.
 
     The class capsules' weights fit if the number of classes is the same and, in most architectures, the

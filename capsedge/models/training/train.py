@@ -24,7 +24,7 @@ from capsedge.models.training import mask_training
 from capsedge.models.training.evaluate import count_correct, to_input, typical_input_of_training
 from capsedge.models.training.losses import batch_loss, fast_math
 from capsedge.models.training.recipe import HISTORY, MODEL, STATE, TRAINING_KEY, Recipe, run_files
-from capsedge.models.training.state import fill, read_state, shared_weights
+from capsedge.models.training.state import fill, read_state, transferable_weights
 from capsedge.runtime.files import reading
 from capsedge.runtime.files.documents import dump
 from capsedge.runtime.files.writing import check_writable, make_folder, write_bytes, write_text
@@ -94,8 +94,8 @@ def train(
     Args:
         test: images that are not trained on, for measuring accuracy after every epoch; without them, the
             training images are used. If their split is ``validation``, they choose the epoch that is kept.
-        initial: a trained model of the same architecture, whose fitting weights (`shared_weights`) are the
-            start; random weights by default.
+        initial: a trained model of the same architecture; its weights that fit (`transferable_weights`) are
+            the start; random weights by default.
         training_split: the rule by which images were held out from ``data``, for the checkpoint.
         device: the device for augmentation and the network, ``cpu`` or ``cuda``.
 
@@ -251,7 +251,7 @@ class _TrainingRun:
         torch.manual_seed(recipe.seed)
         model = build(config)
         if initial is not None:
-            model.load_state_dict(shared_weights(config, initial), strict=False)
+            model.load_state_dict(transferable_weights(config, initial), strict=False)
         model.to(device)
         average = copy.deepcopy(model) if recipe.average else model
         best = copy.deepcopy(average) if job.chooses else None

@@ -103,7 +103,9 @@ def normalized_as(config: ModelConfig, trained: ModelConfig) -> ModelConfig:
     return config.replace(preprocessing=replace(config.preprocessing, mean=mean, std=std))
 
 
-def check_classes(names: Sequence[str], training: ImageSet, log: Callable[[str], None]) -> None:
+def check_class_balance(
+    names: Sequence[str], training: ImageSet, log: Callable[[str], None]
+) -> None:
     """Report classes with few images, and how unbalanced the classes are.
 
     Raises:

@@ -180,15 +180,15 @@ def is_user_code(filename: str) -> bool:
     return not any(path.startswith(f"{place}/") for place in (_PACKAGE, *_LIBRARIES))
 
 
-def first_line(error: BaseException) -> str:
+def first_message_line(error: BaseException) -> str:
     """The first line of an error's message, or its type."""
     text = str(error).strip()
     return text.splitlines()[0][:300] if text else type(error).__name__
 
 
-def described(error: BaseException) -> str:
+def error_with_user_line(error: BaseException) -> str:
     """An error's type, the first line of its message, and the user's line."""
-    parts = [f"{type(error).__name__}: {first_line(error)}", line_of(error)]
+    parts = [f"{type(error).__name__}: {first_message_line(error)}", line_of(error)]
     return "; ".join(part for part in parts if part)
 
 

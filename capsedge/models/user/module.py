@@ -23,7 +23,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from capsedge.errors import CapsedgeError, UsageError
-from capsedge.models.user.code import code_location, described, is_user_code, on_cpu, seeded
+from capsedge.models.user.code import (
+    code_location,
+    error_with_user_line,
+    is_user_code,
+    on_cpu,
+    seeded,
+)
 from capsedge.models.user.example_inputs import in_order, in_order_of
 from capsedge.models.user.unsaved_tensors import check_saved
 from capsedge.models.user.weights import load_weights
@@ -206,7 +212,7 @@ def _built_again(
         with seeded(1), on_cpu():
             made = _attribute(_imported(where), where, name)
     except (Exception, SystemExit) as error:  # of any kind, from the user's code
-        old = f"its code cannot be imported twice ({described(error)})"
+        old = f"its code cannot be imported twice ({error_with_user_line(error)})"
         if isinstance(made, nn.Module):
             return None, old
     finally:
@@ -215,7 +221,7 @@ def _built_again(
         with seeded(1), on_cpu():
             built = made if isinstance(made, nn.Module) else made(*positional, **keywords)
     except (Exception, SystemExit) as error:
-        return None, f"it cannot be created twice ({described(error)})"
+        return None, f"it cannot be created twice ({error_with_user_line(error)})"
     if not isinstance(built, nn.Module) or built is first:
         return None, "its code returns the same module each time"
     return built.eval(), old

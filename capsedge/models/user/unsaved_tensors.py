@@ -17,9 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from capsedge.errors import UnsupportedModelError
-from capsedge.models.user.code import described, innermost_line, on_cpu, seeded
+from capsedge.models.user.code import error_with_user_line, innermost_line, on_cpu, seeded
 from capsedge.models.user.example_inputs import TakesNames
-from capsedge.runtime.onnx_file.stored_values import listed
+from capsedge.runtime.onnx_file.stored_values import first_few_lines
 
 _DEPTH = 12  # of attributes, lists and dictionaries inside each other
 _OBJECTS = 100_000
@@ -125,7 +125,7 @@ def check_saved(
         "Register them: nn.Parameter(...), self.register_buffer(NAME, ...) with persistent=True, or "
         "nn.ModuleList([...]) for layers in a list. Save the state dict of the trained module again. If "
         "that module is gone, train again.",
-        details=listed(list(dict.fromkeys(wrong))),
+        details=first_few_lines(list(dict.fromkeys(wrong))),
     )
 
 
@@ -141,7 +141,10 @@ def _both_read(
         try:
             return tensors_read(module, rows, 0), tensors_read(again, rows, 1)
         except (Exception, SystemExit) as error:  # of any kind, from the user's code
-            failed = failed or f"it takes none of the batches that were tried ({described(error)})"
+            failed = (
+                failed
+                or f"it takes none of the batches that were tried ({error_with_user_line(error)})"
+            )
     return failed
 
 

@@ -17,19 +17,19 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from capsedge.errors import ArtefactError, UsageError
-from capsedge.models.checkpoint import check_finite
-from capsedge.models.torch_file import BadPickle, read_torch, unreadable
+from capsedge.models.checkpoint import check_finite_weights
+from capsedge.models.torch_file import BadPickle, read_torch, unreadable_torch_file
 from capsedge.models.weight_names import (
     Match,
     Shapes,
-    Unnamed,
+    UnnamedTensors,
     complete,
-    does_not_fit,
+    is_ignorable_tensor,
     matches,
-    may_have,
     may_lack,
-    named,
     unnamed_in,
+    unnamed_mismatch_error,
+    with_module_names,
     without_wrappers,
 )
 from capsedge.runtime.files.archives import BadArchive
@@ -123,7 +123,7 @@ def load_weights(module: nn.Module, path: Path | str) -> LoadedWeights:
         in_safetensors = path.suffix == ".safetensors"
         value = None if in_safetensors else contents_of_torch(path, file)
         found = [_of_safetensors(path, file)] if in_safetensors else candidates_in(value)
-        averages = [(each, named(each, module)) for each in unnamed_in(value)]
+        averages = [(each, with_module_names(each, module)) for each in unnamed_in(value)]
         if not found:
             return _load_unnamed(module, path, averages)
         found += in_parts(found, wanted)
@@ -135,7 +135,7 @@ def load_weights(module: nn.Module, path: Path | str) -> LoadedWeights:
         _check_one(path, fitted[0])
         read = best.read()
     tensors = {match.names[k]: v for k, v in read.items() if match.names.get(k) in wanted}
-    check_finite(module, tensors, path)
+    check_finite_weights(module, tensors, path)
     module.load_state_dict(tensors, strict=False)  # missing and unexpected keys are checked above
     notes = [
         f"{_in_words(each.candidate.location)} would fit as well"
@@ -144,7 +144,7 @@ def load_weights(module: nn.Module, path: Path | str) -> LoadedWeights:
     ]
     notes += [f"{each.in_words}, a list in the module's order, fits its parameters as well"
               for each, tensors in averages if tensors]  # fmt: skip
-    left = [k for k in match.outside if not may_have(k)]
+    left = [k for k in match.outside if not is_ignorable_tensor(k)]
     if left:
         listed = ", ".join(k[:_LONGEST] for k in left[:_LISTED])
         rest = f" and {len(left) - _LISTED} more" if len(left) > _LISTED else ""
@@ -153,7 +153,7 @@ def load_weights(module: nn.Module, path: Path | str) -> LoadedWeights:
 
 
 def _load_unnamed(
-    module: nn.Module, path: Path, averages: Sequence[tuple[Unnamed, dict[str, Tensor]]]
+    module: nn.Module, path: Path, averages: Sequence[tuple[UnnamedTensors, dict[str, Tensor]]]
 ) -> LoadedWeights:
     """Load a list of parameters from a file that holds nothing else.
 
@@ -165,9 +165,9 @@ def _load_unnamed(
         raise no_weights(path)
     whole = [(each, tensors) for each, tensors in averages if complete(tensors, module)]
     if not whole:
-        raise does_not_fit(path, averages[0][0], module)
+        raise unnamed_mismatch_error(path, averages[0][0], module)
     chosen, tensors = whole[0]
-    check_finite(module, tensors, path)
+    check_finite_weights(module, tensors, path)
     module.load_state_dict(tensors, strict=False)
     note = (
         "its weights have no names: they are taken in the module's order, in which all shapes fit"
@@ -224,7 +224,7 @@ def contents_of_torch(path: Path, file: Any) -> Any:
     try:
         return read_torch(file)
     except (BadArchive, BadPickle) as error:
-        reason = unreadable(path, error)
+        reason = unreadable_torch_file(path, error)
         fix = (
             "Save it again where it was trained: torch.save(model.state_dict(), path), with "
             "PyTorch 0.3 or later."
@@ -345,7 +345,7 @@ def _compare(path: Path, candidate: StateDict, match: Match, expected: Shapes) -
     actual = {name: candidate.shapes[k] for k, name in match.names.items()}
     actual |= {k: candidate.shapes[k] for k in match.outside}
     missing = [k for k in expected if k not in actual and not may_lack(k)]
-    more = [k for k in actual if k not in expected and not may_have(k)]
+    more = [k for k in actual if k not in expected and not is_ignorable_tensor(k)]
     shaped = [k for k in expected if k in actual and actual[k] != expected[k]]
     reasons: list[str] = []
     for key in shaped[:_LISTED]:

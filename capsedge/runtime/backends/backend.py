@@ -1,4 +1,4 @@
-"""Define what a session needs from a backend: `Backend`, its ports, capabilities and options.
+"""Define backends: capabilities, ports, batch ranges, profiler events, and the file they load.
 
 Every backend is a `Backend`. Capabilities that only some backends have are separate protocols
 (`DeviceBackend`, `GraphBackend`, `PartialBackend`, `ProfiledBackend`); callers test for it with
@@ -23,7 +23,7 @@ from capsedge.errors import UsageError
 from capsedge.runtime.files.formats import is_engine
 from capsedge.runtime.metadata.engine_metadata import EngineMetadata
 from capsedge.runtime.metadata.metadata import ModelMetadata
-from capsedge.runtime.onnx_file.summary import read_bytes
+from capsedge.runtime.onnx_file.summary import read_model_bytes
 from capsedge.runtime.runtime_options import RuntimeOptions
 
 if TYPE_CHECKING:
@@ -124,12 +124,12 @@ class ModelFile:
 
     @cached_property
     def content(self) -> bytes:
-        """Its bytes, as `onnx_file.read_bytes` reads them.
+        """Its bytes, as `summary.read_model_bytes` reads them.
 
         Raises:
-            UsageError, ArtefactError: as `onnx_file.read_bytes`.
+            UsageError, ArtefactError: as `summary.read_model_bytes`.
         """
-        return read_bytes(self.path) if self._content is None else self._content
+        return read_model_bytes(self.path) if self._content is None else self._content
 
 
 class Backend(Protocol):
@@ -225,7 +225,7 @@ class GraphBackend(Backend, Protocol):
         """Why calls do not use graphs; empty while they may."""
 
 
-def graph_text(backend: Backend) -> str:
+def cuda_graphs_text(backend: Backend) -> str:
     """``CUDA graphs``, or why there are none; empty on the CPU."""
     if not isinstance(backend, GraphBackend):
         return ""
@@ -253,7 +253,7 @@ class PartialBackend(Backend, Protocol):
 
 
 @dataclass(frozen=True)
-class Event:
+class OperatorEvent:
     """One operator in one run, as the backend's own profiler reports it.
 
     Attributes:
@@ -291,7 +291,7 @@ class Recording:
             which hides it.
     """
 
-    runs: list[list[Event]] = field(default_factory=list)
+    runs: list[list[OperatorEvent]] = field(default_factory=list)
     graph: Structure | None = None
     timed_on_host: bool = False
 

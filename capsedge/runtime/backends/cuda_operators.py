@@ -62,7 +62,7 @@ class CudaOperators:
     others: str = ""
 
 
-def find_parts() -> tuple[Path, Path]:
+def find_cuda_operators() -> tuple[Path, Path]:
     """The operator library and the file with the GPU's code."""
     library = find_library()
     if library is None:
@@ -123,7 +123,7 @@ def choose(path: Path, data: bytes, summary: OnnxSummary, ops: str) -> CudaOpera
     problem: CapsedgeError | None = None
     if ops != "portable":
         try:
-            library, kernels = find_parts()
+            library, kernels = find_cuda_operators()
         except NoKernelsHere as error:
             if ops == "fused":
                 raise

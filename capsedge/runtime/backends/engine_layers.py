@@ -220,6 +220,6 @@ def _better(mine: tuple[str, ...], others: tuple[str, ...]) -> tuple[str, ...]:
     return mine if mine and all(mine) else others or mine
 
 
-def computing(layers: Iterable[EngineLayer]) -> Iterator[EngineLayer]:
+def arithmetic_layers(layers: Iterable[EngineLayer]) -> Iterator[EngineLayer]:
     """The layers that do arithmetic."""
     return (layer for layer in layers if not layer.moves)

@@ -81,12 +81,12 @@ def named_library(variable: str, what: str) -> Path | None:
         raise EnvironmentProblem(
             f"The {what} {named} does not exist.",
             f"The environment variable {variable} names it.",
-            f"Correct the variable, or remove it: `{removal_of(variable)}`.",
+            f"Correct the variable, or remove it: `{unset_command(variable)}`.",
         )
     return Path(named).resolve()
 
 
-def removal_of(variable: str) -> str:
+def unset_command(variable: str) -> str:
     """The command that removes an environment variable, in the shell that most people have (PowerShell)."""
     return f"Remove-Item Env:{variable}" if sys.platform == "win32" else f"unset {variable}"
 
@@ -135,7 +135,7 @@ def library_for(path: Path, summary: OnnxSummary, ops: str) -> Path | None:
 
 
 def check_nodes(path: Path, summary: OnnxSummary, ops: str) -> bool:
-    """Whether a file has nodes for the operator library."""
+    """Whether a file has nodes for the operator library; refuses operators that it does not know."""
     _known_operators(path, summary)
     if summary.capsedge_nodes or ops != "fused":
         return bool(summary.capsedge_nodes)
@@ -322,6 +322,6 @@ def _named(path: Path) -> Path:
         raise EnvironmentProblem(
             f"The file of CUDA kernels {path} does not exist.",
             f"The environment variable {KERNELS_VARIABLE} names it.",
-            f"Correct the variable, or remove it: `{removal_of(KERNELS_VARIABLE)}`.",
+            f"Correct the variable, or remove it: `{unset_command(KERNELS_VARIABLE)}`.",
         )
     return path.resolve()

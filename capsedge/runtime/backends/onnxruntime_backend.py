@@ -24,9 +24,9 @@ from capsedge.errors import ArtefactError, EnvironmentProblem, UsageError
 from capsedge.runtime.backends import onnxruntime_session
 from capsedge.runtime.backends.backend import (
     BatchRange,
-    Event,
     Feeds,
     ModelFile,
+    OperatorEvent,
     Port,
     ProfiledRuns,
     Recording,
@@ -42,8 +42,8 @@ from capsedge.runtime.backends.onnxruntime_session import (
     NoKernelsHere,
     SessionSettings,
     cannot_load,
-    cannot_run,
     installed_package,
+    onnxruntime_run_error,
     parse_version,
     version_text,
 )
@@ -53,8 +53,8 @@ from capsedge.runtime.metadata.metadata import ModelMetadata
 from capsedge.runtime.metadata.table_indices import (
     InputBounds,
     bounded_ports,
-    explained,
     read_inputs_property,
+    refused_index_error,
 )
 from capsedge.runtime.onnx_file import summary as onnx_file
 from capsedge.runtime.onnx_file.large_tables import STAND_IN, Split, split_tables
@@ -253,10 +253,10 @@ class OnnxRuntimeBackend:
         try:
             values = session.run(outputs, feeds, self._run_options)
         except Exception as error:
-            refused = explained(str(error), feeds)
+            refused = refused_index_error(str(error), feeds)
             if refused is not None:
                 raise refused from error
-            raise cannot_run(self._path, feeds, error) from error
+            raise onnxruntime_run_error(self._path, feeds, error) from error
         return {name: np.asarray(value) for name, value in zip(outputs, values, strict=True)}
 
     def profiled_runs(self, feeds: Feeds) -> AbstractContextManager[ProfiledRuns]:
@@ -265,7 +265,7 @@ class OnnxRuntimeBackend:
         if self.closed:
             raise closed_error(self._path)
         names = [port.name for port in self.outputs]
-        content = onnx_file.read_bytes(self._path)
+        content = onnx_file.read_model_bytes(self._path)
         return ProfiledSession(content, self._settings, feeds, lambda: self.run(feeds, names))
 
     def close(self) -> None:
@@ -390,10 +390,10 @@ class ProfiledSession:
         return Recording(_runs(events), graph, timed_on_host=self._on_host)
 
 
-def _runs(events: list[dict[str, Any]]) -> list[list[Event]]:
+def _runs(events: list[dict[str, Any]]) -> list[list[OperatorEvent]]:
     """Operators by run. ONNX Runtime writes the event of a run after those of its operators."""
-    runs: list[list[Event]] = []
-    current: list[Event] = []
+    runs: list[list[OperatorEvent]] = []
+    current: list[OperatorEvent] = []
     for event in events:
         if event.get("cat") == "Node" and event["name"].endswith(_SUFFIX):
             current.append(_event(event))
@@ -403,14 +403,14 @@ def _runs(events: list[dict[str, Any]]) -> list[list[Event]]:
     return runs
 
 
-def _event(raw: dict[str, Any]) -> Event:
+def _event(raw: dict[str, Any]) -> OperatorEvent:
     args = raw["args"]
     outputs = tuple(
         (kind, tuple(int(d) for d in shape))
         for entry in args.get("output_type_shape", ())
         for kind, shape in entry.items()
     )
-    return Event(
+    return OperatorEvent(
         name=raw["name"].removesuffix(_SUFFIX),
         kind=args.get("op_name", ""),
         start=raw["ts"],

@@ -25,8 +25,8 @@ from capsedge.runtime.backends.onnxruntime_backend import (
     import_onnxruntime,
 )
 from capsedge.runtime.backends.onnxruntime_graphs import CAPTURES, Graphs
-from capsedge.runtime.backends.onnxruntime_session import CUDA, cannot_run
-from capsedge.runtime.onnx_file.summary import read_bytes
+from capsedge.runtime.backends.onnxruntime_session import CUDA, onnxruntime_run_error
+from capsedge.runtime.onnx_file.summary import read_model_bytes
 
 _OTHER_PROVIDER = "only the CUDA provider captures them here"
 
@@ -97,7 +97,7 @@ class OnnxRuntimeCudaBackend(OnnxRuntimeBackend):
         if self.closed:
             raise closed_error(self._path)
         names = [port.name for port in self.outputs]
-        content = read_bytes(self._path)
+        content = read_model_bytes(self._path)
         return ProfiledSession(content, self._settings, feeds, lambda: self._plain(feeds, names))
 
     def close(self) -> None:
@@ -180,7 +180,7 @@ class OnnxRuntimeCudaBackend(OnnxRuntimeBackend):
             try:
                 session.run_with_iobinding(binding, self._run_options)
             except Exception as error:
-                raise cannot_run(self._path, arrays, error) from error
+                raise onnxruntime_run_error(self._path, arrays, error) from error
             return dict(
                 zip([port.name for port in self.outputs], binding.get_outputs(), strict=True)
             )

@@ -388,7 +388,7 @@ def cannot_load(ort: Any, path: Path, error: Exception) -> CapsedgeError:
     )
 
 
-def cannot_run(path: Path, feeds: Mapping[str, Any], error: Exception) -> CapsedgeError:
+def onnxruntime_run_error(path: Path, feeds: Mapping[str, Any], error: Exception) -> CapsedgeError:
     """The error for inputs on which ONNX Runtime fails."""
     shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feeds.items())
     if is_short_of_memory(error):

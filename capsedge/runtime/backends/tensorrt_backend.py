@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from capsedge.errors import EnvironmentProblem, ShapeError, UsageError
 from capsedge.runtime.backends.backend import (
     BatchRange,
-    Event,
     Feeds,
     ModelFile,
+    OperatorEvent,
     Port,
     ProfiledRuns,
     Recording,
@@ -322,7 +322,7 @@ class ProfiledEngine:
             for name, ms in run:
                 layer = layers.get(name)
                 kind, origin = (layer.kind, layer.metadata) if layer else ("", "")
-                events.append(Event(name, kind, at, 1e3 * ms, "TensorRT", origin))
+                events.append(OperatorEvent(name, kind, at, 1e3 * ms, "TensorRT", origin))
                 at += 1e3 * ms
             runs.append(events)
         return Recording(runs)

@@ -16,9 +16,9 @@ from capsedge.runtime.backends.backend import Port
 from capsedge.runtime.backends.cuda import Cuda, load_cuda
 from capsedge.runtime.backends.engine_layers import EngineLayer
 from capsedge.runtime.backends.tensorrt_library import (
-    check_machine,
+    check_engine_machine,
     load_plugin,
-    product,
+    product_version,
     start,
     tensorrt_logger,
 )
@@ -76,7 +76,7 @@ class LoadedEngine:
         self.smallest, self.best, self.largest = map(EngineSizes, batch, length)
         self._trt = trt = import_for(self.engine_metadata.target)
         self.cuda: Cuda = load_cuda()
-        plugin = check_machine(path, self.engine_metadata, trt, self.cuda, device)
+        plugin = check_engine_machine(path, self.engine_metadata, trt, self.cuda, device)
         # Contexts are created one at a time; the bindings let other threads run meanwhile.
         self._creating = threading.Lock()
         with self.cuda.on(device):
@@ -89,7 +89,7 @@ class LoadedEngine:
             self._engine = self._runtime.deserialize_cuda_engine(path.read_bytes())
             if self._engine is None:
                 raise ArtefactError(
-                    f"{product(trt)} cannot load {path}.",
+                    f"{product_version(trt)} cannot load {path}.",
                     self._logger.words(),
                     f"Build it here: `{self.engine_metadata.rebuild}`.",
                 )

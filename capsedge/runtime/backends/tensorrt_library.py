@@ -67,7 +67,7 @@ def _wheel() -> str:
     return f"`pip install 'capsedge[tensorrt-cu{13 if int(driver.split('.')[0]) >= 13 else 12}]'`"
 
 
-def product(trt: Any) -> str:
+def product_version(trt: Any) -> str:
     """The name of a package, TensorRT or TensorRT-RTX, with its version."""
     return f"{'TensorRT-RTX' if _is_rtx(trt) else 'TensorRT'} {trt.__version__}"
 
@@ -140,7 +140,7 @@ def start(trt: Any, kind: Any, logger: Any) -> Any:
         return kind(logger)
     except TypeError as error:  # the bindings' form of a null pointer
         raise EnvironmentProblem(
-            f"{product(trt)} does not start.",
+            f"{product_version(trt)} does not start.",
             logger.words(),
             "Check `nvidia-smi` (on a Jetson: `tegrastats`) and `capsedge doctor`.",
         ) from error
@@ -208,16 +208,16 @@ def _refused(library: Path, why: str) -> ArtefactError:
     )
 
 
-def check_machine(
+def check_engine_machine(
     engine: Path, metadata: EngineMetadata, trt: Any, cuda: Cuda, device: int
 ) -> Path | None:
     """The plugin library that an engine needs, or None, once its metadata file fits this machine."""
     plugin = find_plugin(interface(trt)) if metadata.plugin_sha256 else None
-    check(engine, metadata, this_machine(trt, cuda, device), plugin)
+    check(engine, metadata, this_build_machine(trt, cuda, device), plugin)
     return plugin
 
 
-def this_machine(trt: Any, cuda: Cuda, device: int) -> BuildMachine:
+def this_build_machine(trt: Any, cuda: Cuda, device: int) -> BuildMachine:
     """This machine's properties that engines depend on; ``cuda`` is the newest that the driver supports."""
     cuda.check_device(device)
     return BuildMachine(

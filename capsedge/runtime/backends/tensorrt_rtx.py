@@ -64,7 +64,7 @@ def import_for(target: str) -> Any:
 
 
 def compute_capabilities(trt: Any) -> dict[str, Any]:
-    """The compute capabilities that a release builds for: ``{"8.6": ComputeCapability.SM86}``."""
+    """The compute capabilities of a TensorRT-RTX release: ``{"8.6": ComputeCapability.SM86}``."""
     capabilities = {}
     for name in dir(trt.ComputeCapability):
         digits = re.fullmatch(r"SM([0-9]+)([0-9])", name)

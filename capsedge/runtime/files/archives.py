@@ -106,7 +106,7 @@ def _damaged() -> Iterator[None]:
 # --- Identifying an archive by its member names: weights, a model or arrays ---
 
 
-def key_of(file: BufferedReader) -> str:
+def zip_format_key(file: BufferedReader) -> str:
     """The key of its `Format`; ``zip`` if it is no known format, or damaged."""
     try:
         return _by_members(Archive(file))

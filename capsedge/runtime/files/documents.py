@@ -73,7 +73,7 @@ def parse(data: bytes | str, nan: Nan = "refuse", most: int = limits.JSON_VALUES
         raise MalformedJson(f"it is nested over {limits.JSON_DEPTH} deep") from error
     except json.JSONDecodeError as error:
         raise MalformedJson(f"it is not JSON: {error}") from error
-    return check(values, finite=nan != "keep", most=most)
+    return check_plain_values(values, finite=nan != "keep", most=most)
 
 
 def dump(values: Any) -> str:
@@ -91,7 +91,7 @@ def _with_null(values: Any) -> Any:
     return values
 
 
-def check(values: Any, finite: bool = True, most: int = limits.JSON_VALUES) -> Any:
+def check_plain_values(values: Any, finite: bool = True, most: int = limits.JSON_VALUES) -> Any:
     """Check plain values from a source other than JSON against the same limits."""
     left = most
     rows = [iter((values,))]  # one per depth
@@ -290,7 +290,7 @@ def read_toml(path: Path | str, fix: str) -> dict[str, Any]:
     if len(data) > _MOST:
         raise MalformedJson(f"it has over {_MOST // limits.MIB} MiB")
     try:
-        return dict(check(_parsed(data)))
+        return dict(check_plain_values(_parsed(data)))
     except (ValueError, RecursionError) as error:
         raise MalformedJson(f"{error}") from error
 

@@ -320,9 +320,9 @@ def _text(head: bytes) -> str | None:
 
 def _archive(file: io.BufferedReader) -> str:
     # Not at the top: models are no archives, and zipfile takes time to import.
-    from capsedge.runtime.files.archives import key_of
+    from capsedge.runtime.files.archives import zip_format_key
 
-    return key_of(file)
+    return zip_format_key(file)
 
 
 def _folder(path: Path | str) -> str:

@@ -1,4 +1,4 @@
-"""Open files for reading, regular files only, on POSIX and Windows."""
+"""Open regular files on POSIX and Windows, and cover their differences in locks and owners."""
 
 from __future__ import annotations
 
@@ -153,11 +153,11 @@ def readable_errors(path: Path | str, fix: str = "Check the path.") -> Iterator[
     except OSError as error:
         raise UsageError(f"Cannot read {path}.", f"{error.strerror or error}.", fix) from error
     except ValueError as error:
-        check_name(path, error)
+        check_possible_path(path, error)
         raise
 
 
-def check_name(path: Path | str, error: ValueError) -> None:
+def check_possible_path(path: Path | str, error: ValueError) -> None:
     """Recognize a path that no file can have by the error that its use raised."""
     name = os.fspath(path)
     if "\0" in name or (isinstance(error, UnicodeEncodeError) and error.object == name):

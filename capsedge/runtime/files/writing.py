@@ -1,4 +1,4 @@
-"""Write a file or a folder completely or not at all, and never over an input.
+"""Write files and folders completely or not at all, never over an input; paths and checksums.
 
 This is the only place that writes files: under a temporary name, which is then renamed. Only plain
 files are replaced. A symbolic link stays, and the file that it points to is replaced; the mode and
@@ -244,7 +244,7 @@ def writable_errors(target: Path | str, what: str = "") -> Iterator[None]:
             "Free some space, or choose another location.",
         ) from error
     except ValueError as error:
-        reading.check_name(target, error)
+        reading.check_possible_path(target, error)
         raise
 
 
@@ -389,7 +389,7 @@ def check_replaceable(target: Path, replaced: Collection[str]) -> None:
                 )
 
 
-def unchanged(folder: Path, recorded: Mapping[str, str]) -> list[str]:
+def unchanged_files(folder: Path, recorded: Mapping[str, str]) -> list[str]:
     """The files of a folder that still have the SHA-256 recorded for their path."""
     paths = []
     for path, checksum in recorded.items():

@@ -77,7 +77,7 @@ def read_values(path: Path) -> tuple[NDArray[np.uint8], bool]:
             return values.astype(np.uint8), image.mode == "P"
 
 
-def text_of(path: Path, key: str) -> str:
+def text_in_image(path: Path, key: str) -> str:
     """A text that an image file holds, such as a chunk of a PNG; empty if there is none of this name."""
     with reading.open_regular_file(path, "Name an image that may be read.") as file:
         _check_bytes(str(path), reading.file_size(file))
@@ -106,7 +106,7 @@ def check_image(path: Path | str) -> None:
         raise UsageError(f"There is no file {path}.", "", "Check the name of the image.")
 
 
-def name_of(file: SupportsRead, name: str) -> str:
+def name_of_open_file(file: SupportsRead, name: str) -> str:
     """The name that an open file states, such as its path; otherwise the given name."""
     own = getattr(file, "name", None)
     return own if isinstance(own, str) and own else name
@@ -114,7 +114,7 @@ def name_of(file: SupportsRead, name: str) -> str:
 
 def read_stream(file: SupportsRead, name: str) -> NDArray[Any]:
     """Decode the image that an open binary file holds from its position on, as `read_image`."""
-    name = name_of(file, name)
+    name = name_of_open_file(file, name)
     return decode(stream_bytes(file, name), name)
 
 
@@ -240,6 +240,7 @@ def _too_large(name: str, why: str) -> UsageError:
 
 
 def check_size(name: str, height: int, width: int) -> None:
+    """Refuse an image without pixels, and one with more than the limits allow."""
     if height < 1 or width < 1:
         raise UsageError(
             f"{name} has no pixels.", f"It has {width}x{height}.", "Use another image."

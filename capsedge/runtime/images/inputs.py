@@ -22,11 +22,17 @@ from capsedge.runtime.images.decoding import (
     is_encoded,
     is_pillow,
     is_stream,
-    name_of,
+    name_of_open_file,
     stream_bytes,
 )
 from capsedge.runtime.images.headers import SUFFIXES, is_image_name
-from capsedge.runtime.images.preprocessing import KINDS, check_layout, of_type, pixel_batch, sized
+from capsedge.runtime.images.preprocessing import (
+    KINDS,
+    check_layout,
+    describe_non_image,
+    pixel_batch,
+    sized,
+)
 from capsedge.runtime.metadata.metadata import ModelMetadata, Preprocessing
 from capsedge.runtime.session.tensors import (
     LARGEST,
@@ -297,7 +303,7 @@ def read_for_members(readers: Sequence[ImageReader], source: object) -> Iterator
     for item in _items(source):
         name = f"image {count}"
         if is_stream(item):
-            name = name_of(item, name)
+            name = name_of_open_file(item, name)
             item = stream_bytes(item, name)
         for images in zip(*(r._read(item, name, count) for r in readers), strict=True):
             yield np.stack([image for image, _ in images])
@@ -406,7 +412,7 @@ def _refused(item: object, name: str) -> UsageError:
         fix = "Pass only the images, such as `(image for image, label in loader)`, in one sequence."
     elif isinstance(item, (set, frozenset)):
         fix = "Pass a list, so that the order is defined."
-    return UsageError(f"{name} {of_type(item)}.", f"Images are {KINDS}.", fix)
+    return UsageError(f"{name} {describe_non_image(item)}.", f"Images are {KINDS}.", fix)
 
 
 def image_files(names: Sequence[Path]) -> list[Path]:

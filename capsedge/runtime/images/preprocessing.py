@@ -157,7 +157,9 @@ def sized(
 def _read(image: object, name: str) -> NDArray[Any]:
     pixels = read_pixels(image, name)
     if pixels is None:
-        raise UsageError(f"{name} {of_type(image)}.", f"Images are {KINDS}.", "Convert it first.")
+        raise UsageError(
+            f"{name} {describe_non_image(image)}.", f"Images are {KINDS}.", "Convert it first."
+        )
     return pixels
 
 
@@ -234,7 +236,7 @@ def channel_counts(wanted: int) -> tuple[int, ...]:
     return (1, 2, 3, 4) if wanted in (1, 3) else (wanted,)
 
 
-def of_type(value: object) -> str:
+def describe_non_image(value: object) -> str:
     """A description of a value that is not an image, as the end of a sentence."""
     return "is None" if value is None else f"has the type {type(value).__name__}"
 

@@ -16,7 +16,7 @@ CONFIDENCE = 0.95  # confidence of the lower bound on the agreement
 
 
 @dataclass(frozen=True)
-class Parent:
+class CascadeParent:
     """A file that a cascade was made from.
 
     Attributes:
@@ -61,8 +61,8 @@ class Cascade:
             made. An escalated image takes ``1 + cost``.
     """
 
-    small: Parent
-    large: Parent
+    small: CascadeParent
+    large: CascadeParent
     margin: float
     score: float | None
     min_agreement: float

@@ -177,7 +177,7 @@ def range_text(sizes: Sequence[int]) -> str:
 
 
 def range_words(sizes: Sequence[int]) -> str:
-    """The same for people: ``1 to 32, best 8``."""
+    """The batches or lengths that an engine takes, in words: ``1 to 32, best 8``."""
     low, best, high = sizes
     return f"{best}" if low == high else f"{low} to {high}, best {best}"
 

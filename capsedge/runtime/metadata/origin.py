@@ -282,7 +282,7 @@ class JointSplit:
         """The rules of the networks whose data set this is; None if one has other labels."""
         known = [rule for rule in self.rules if rule.known(checksums)]
         rules = [rule.applying(checksums, labels) for rule in known]
-        return None if None in rules else joint(rules)
+        return None if None in rules else joint_training_split(rules)
 
     def part(self, checksum: bytes, label: int) -> str:
         """The split of an image; a test image is one of all networks."""
@@ -295,7 +295,7 @@ class JointSplit:
 AnySplit: TypeAlias = "TrainingSplit | JointSplit"
 
 
-def joint(rules: Iterable[TrainingSplit | None]) -> AnySplit | None:
+def joint_training_split(rules: Iterable[TrainingSplit | None]) -> AnySplit | None:
     """The rule for images that none of several networks was trained on; None if none states a rule."""
     distinct = tuple(dict.fromkeys(rule for rule in rules if rule is not None))
     return distinct[0] if len(distinct) == 1 else JointSplit(distinct) if distinct else None
@@ -311,13 +311,13 @@ def sample_of(checksum: bytes) -> str:
     return checksum.hex()[:_MARK]
 
 
-def thresholds(values: Sequence[int]) -> str:
+def split_thresholds(values: Sequence[int]) -> str:
     """The thresholds of all classes, each above the largest key that it holds out; 0 for none."""
     return "".join(f"{min(value, 2**32 - 1):08x}" for value in values)
 
 
 def training_split_of(path: Path | str) -> TrainingSplit | None:
-    """The rule of a checkpoint; None if it states none, or is not a safetensors file."""
+    """The training split of a checkpoint; None if it states none, or is not a safetensors file."""
     return field_of(
         TrainingSplit,
         path,

@@ -29,7 +29,7 @@ Arrays = Mapping[str, Array]
 
 @dataclass(frozen=True)
 class ScoresChoice:
-    """The output that decides the class.
+    """The output that decides the class, as chosen by the values of a file's outputs.
 
     Attributes:
         output: its name.
@@ -195,7 +195,7 @@ def _picture(c: _ScoresCandidate, images: Sequence[int]) -> bool:
     return bool(images) and not c.capsules and c.scores.shape[1] == prod(images)
 
 
-def mask_of(name: str, outputs: Arrays) -> str:
+def why_scores_are_mask(name: str, outputs: Arrays) -> str:
     """Why a named output of scores is a mask; empty if it is none."""
     value = outputs.get(name, np.zeros(0))
     width = value.shape[1] if value.ndim > 1 else 0

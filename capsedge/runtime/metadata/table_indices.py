@@ -122,7 +122,7 @@ def check_indices(name: str, array: NDArray[Any], entries: int) -> None:
     raise _beyond(name, f"{array[at]} at {list(at)}", len(wrong), entries)
 
 
-def explained(message: str, feeds: Mapping[str, NDArray[Any]]) -> UsageError | None:
+def refused_index_error(message: str, feeds: Mapping[str, NDArray[Any]]) -> UsageError | None:
     """The error for indices that ONNX Runtime refused; None if its message says something else.
 
     Args:

@@ -36,7 +36,7 @@ _NORMALIZATIONS = {"Softmax": 5, "LogSoftmax": 5, "LayerNormalization": 8,
 
 
 @dataclass(frozen=True)
-class Tensor:
+class TensorSpec:
     """Shape and element type of a value; ``shape`` is None if not stated."""
 
     type: str
@@ -60,7 +60,7 @@ class Cost:
     known: bool = True
 
 
-def cost(node: Node, values: Mapping[str, Tensor]) -> Cost:
+def cost(node: Node, values: Mapping[str, TensorSpec]) -> Cost:
     """The operations of a node and the bytes that it moves."""
     names = [*dict.fromkeys(n for n in (*node.inputs, *node.outputs) if n)]
     known = all(n in values and values[n].shape is not None for n in names)
@@ -72,7 +72,7 @@ def cost(node: Node, values: Mapping[str, Tensor]) -> Cost:
     return Cost(operations, moved, known)
 
 
-def _operations(node: Node, values: Mapping[str, Tensor]) -> float:
+def _operations(node: Node, values: Mapping[str, TensorSpec]) -> float:
     def shape(name: str) -> OperatorShape:
         sizes = values[name].shape
         if sizes is None:
@@ -85,7 +85,7 @@ def _operations(node: Node, values: Mapping[str, Tensor]) -> float:
     if kind in ROUTING_OPERATORS:
         spec = ROUTING_OPERATORS[kind]
         children = shape(node.inputs[0])
-        votes = votes_of(spec, children, shape(node.inputs[spec.weight]), node.attributes)
+        votes = vote_sizes_of(spec, children, shape(node.inputs[spec.weight]), node.attributes)
         iterations = spec.iterations(node.attributes)
         products = votes.depth + spec.sums * iterations + spec.agreements * (iterations - 1)
         return 2.0 * children[0] * votes.elements * products
@@ -118,7 +118,7 @@ _MULTIPLE = re.compile(r"([1-9][0-9]{0,9})\*([A-Za-z_]\w*)")
 _ROUNDS = 3
 
 
-class Sizes:
+class NumericShapes:
     """Shapes with numbers in place of names."""
 
     def __init__(self, graph: GraphStructure, batch: int) -> None:
@@ -135,14 +135,14 @@ class Sizes:
             for node in graph.nodes:
                 self._visit(node)
 
-    def tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> dict[str, TensorSpec]:
         """Type and shape of every value of known size."""
         tensors = {}
         for name in {*self._declared, *self._shapes}:
             shape = self.shape(name)
             if shape is not None:
                 declared = self._declared.get(name)
-                tensors[name] = Tensor(declared.type if declared else "float32", shape)
+                tensors[name] = TensorSpec(declared.type if declared else "float32", shape)
         return tensors
 
     def shape(self, name: str) -> tuple[int, ...] | None:
@@ -245,7 +245,7 @@ _ELEMENTWISE = frozenset(
 
 
 @dataclass(frozen=True)
-class Votes:
+class VoteSizes:
     """Votes ``[N, positions, children, parents, pose]`` (docs/reference/operators.md).
 
     Attributes:
@@ -268,12 +268,12 @@ class Votes:
         return self.positions * self.children * self.parents * self.pose
 
 
-def votes_of(
+def vote_sizes_of(
     operator: Operator,
     children: Sequence[Any],
     weight: Sequence[Any],
     attributes: Mapping[str, Any],
-) -> Votes:
+) -> VoteSizes:
     """The votes of a node.
 
     Args:
@@ -285,21 +285,21 @@ def votes_of(
     if operator.layout is DENSE:
         _, parents, pose, depth = _sizes(weight)
         (types,) = _sizes(children[1:2])  # one weight may serve all children
-        return Votes(1, types, parents, pose, depth)
+        return VoteSizes(1, types, parents, pose, depth)
     if operator.layout is VOTES_AS_INPUT:
         types, parents, pose = _sizes(children[1:])
-        return Votes(1, types, parents, pose, 0)
+        return VoteSizes(1, types, parents, pose, 0)
     rows, columns, types, parents, depth, last = _sizes(weight)
     height, width, _, size = _sizes(children[1:])
     if not operator.integer(attributes, "matrix_pose"):
         size = last
     if "shared" in operator.attribute_names and operator.integer(attributes, "shared"):
-        return Votes(1, height * width * types, parents, size, depth)
+        return VoteSizes(1, height * width * types, parents, size, depth)
     down, right = _sizes(operator.complete(attributes)["strides"])
     if rows > height or columns > width or down < 1 or right < 1:
         raise ValueError("the window does not fit the grid")
     positions = ((height - rows) // down + 1) * ((width - columns) // right + 1)
-    return Votes(positions, rows * columns * types, parents, size, depth)
+    return VoteSizes(positions, rows * columns * types, parents, size, depth)
 
 
 def _sizes(shape: Sequence[Any]) -> list[int]:

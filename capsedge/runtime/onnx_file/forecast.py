@@ -17,10 +17,10 @@ from typing import Any
 from capsedge.errors import UnsupportedModelError, UsageError
 from capsedge.runtime.files.text import format_bytes
 from capsedge.runtime.metadata.cascade_metadata import CASCADE_KEY
-from capsedge.runtime.onnx_file.costs import VIEWS, Sizes, Tensor, cost
+from capsedge.runtime.onnx_file.costs import VIEWS, NumericShapes, TensorSpec, cost
 from capsedge.runtime.onnx_file.layer_map import locate
 from capsedge.runtime.onnx_file.structure import GraphStructure, Node, read_structure
-from capsedge.runtime.result_summary import Report, Table, short
+from capsedge.runtime.result_summary import Report, Table, shortened_name
 from capsedge.spec import limits
 
 # Memory in bytes and bandwidth in bytes per second, from the makers' data sheets.
@@ -163,7 +163,7 @@ class ForecastReport(Report):
     forecasts: tuple[Forecast, ...]
 
     def _lines(self) -> list[str]:
-        name = short(Path(self.path).name)
+        name = shortened_name(Path(self.path).name)
         return [
             f"{name}, batch {f.batch}: {format_bytes(f.weights + f.peak)}" for f in self.forecasts
         ]
@@ -205,7 +205,7 @@ def forecast(path: Path | str, batch: int = 1, device: str | None = None) -> For
             "Forecast the two networks that it was made from.",
         )
     graph = model.graph
-    values = Sizes(graph, batch).tensors()
+    values = NumericShapes(graph, batch).tensors()
     wanted = [o for node in graph.nodes for o in node.outputs if o]
     wanted += [value.name for value in (*graph.inputs, *graph.outputs, *graph.initializers)]
     missing = [name for name in wanted if name not in values]
@@ -324,7 +324,7 @@ class Planner:
 
 
 def live_bytes(
-    nodes: list[Node], values: dict[str, Tensor], stored: set[str], outputs: set[str]
+    nodes: list[Node], values: dict[str, TensorSpec], stored: set[str], outputs: set[str]
 ) -> tuple[list[int], int]:
     """Bytes of activations alive while each node runs, and of the block that holds all but the outputs."""
     readers = Counter(name for node in nodes for name in node.inputs)
@@ -362,7 +362,7 @@ def live_bytes(
 def _reusable(
     node: Node,
     output: str,
-    values: dict[str, Tensor],
+    values: dict[str, TensorSpec],
     buffer: dict[str, int],
     users: Counter[int],
     produced: set[str],

@@ -447,7 +447,7 @@ def node_name(location: Location, op: str, number: int) -> str:
     return f"capsedge/{layer}/{group}/{op}_{number}"
 
 
-def locations_in(words: str) -> list[Location]:
+def engine_locations(words: str) -> list[Location]:
     """The places of all nodes that are named in what TensorRT says of a layer."""
     return [
         Location(

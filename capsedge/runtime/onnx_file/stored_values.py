@@ -15,8 +15,8 @@ from capsedge.errors import ArtefactError, CapsedgeError
 from capsedge.runtime.files.formats import is_engine
 from capsedge.runtime.files.protobuf import BYTES, MalformedProtobuf
 from capsedge.runtime.files.text import printable
-from capsedge.runtime.onnx_file.summary import read_bytes, summarize
-from capsedge.runtime.onnx_file.wire import MODEL, FieldValues, Message, Walker, number_of
+from capsedge.runtime.onnx_file.summary import read_model_bytes, summarize
+from capsedge.runtime.onnx_file.wire import MODEL, FieldValues, OnnxMessage, Walker, number_of
 from capsedge.spec import onnx_wire
 from capsedge.spec.operators import DOMAIN
 
@@ -69,7 +69,7 @@ def find_not_finite(data: bytes) -> list[NotFinite]:
 
 
 def refuse_not_finite(data: bytes, name: str) -> None:
-    """Refuse weights that training leaves behind when it diverges.
+    """Refuse an ONNX file whose weights are NaN or infinite, as training that diverges leaves them.
 
     Args:
         data: an ONNX file that `summarize` has accepted.
@@ -81,7 +81,7 @@ def refuse_not_finite(data: bytes, name: str) -> None:
 
 def why_of(wrong: list[NotFinite]) -> str:
     """Tensors that are not finite, as the second line of an error."""
-    return f"NaN or infinite: {'; '.join(listed(wrong))}."
+    return f"NaN or infinite: {'; '.join(first_few_lines(wrong))}."
 
 
 def find_not_finite_in(path: Path) -> list[NotFinite]:
@@ -89,7 +89,7 @@ def find_not_finite_in(path: Path) -> list[NotFinite]:
     try:
         if is_engine(path):
             return []
-        data = read_bytes(path)
+        data = read_model_bytes(path)
         summarize(data, str(path))
         return find_not_finite(data)
     except CapsedgeError:
@@ -125,8 +125,8 @@ class _StoredReader(Walker):
 
     def take(
         self,
-        parent: Message,
-        message: Message,
+        parent: OnnxMessage,
+        message: OnnxMessage,
         number: int,
         fields: FieldValues,
         within: tuple[int, int],
@@ -248,7 +248,7 @@ def not_finite(name: str, values: NDArray[Any], infinite: bool = False) -> NotFi
     return NotFinite(name, values.shape, count, first, f"{float(values[first]):g}")
 
 
-def listed(lines: Sequence[object]) -> list[str]:
+def first_few_lines(lines: Sequence[object]) -> list[str]:
     """The first lines, and the number of others."""
     more = len(lines) - _LISTED
     return [*map(str, lines[:_LISTED]), *([f"and {more} more"] if more > 0 else [])]

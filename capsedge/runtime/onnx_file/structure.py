@@ -16,7 +16,7 @@ from typing import Any
 
 from capsedge.errors import ArtefactError
 from capsedge.runtime.files.protobuf import BYTES, MalformedProtobuf, Wire
-from capsedge.runtime.onnx_file.summary import read_bytes, summarize
+from capsedge.runtime.onnx_file.summary import read_model_bytes, summarize
 from capsedge.spec import limits, onnx_wire
 from capsedge.spec.operators import DOMAIN, operator_of
 
@@ -121,7 +121,7 @@ class Structure:
 
 def read_structure(path: Path | str) -> Structure:
     """Read the structure of an ONNX file from any tool."""
-    return structure_of(read_bytes(path), str(path))
+    return structure_of(read_model_bytes(path), str(path))
 
 
 def structure_of(data: bytes, path: str = "the model") -> Structure:

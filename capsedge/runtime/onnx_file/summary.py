@@ -1,4 +1,4 @@
-"""Read what the runtime must know of an ONNX file, with only the standard library.
+"""Read what a runtime must know of an ONNX file, and refuse harmful ones; standard library only.
 
 The device has no ``onnx`` package, and an untrusted file must be checked before ONNX Runtime gets its bytes.
 So the wire format (``wire``) is walked here, weights are stepped over, and only metadata, ``capsedge`` nodes,
@@ -17,7 +17,7 @@ from typing import BinaryIO, ClassVar, NamedTuple
 from capsedge.errors import ArtefactError, UnsupportedModelError, UsageError
 from capsedge.runtime.files import formats, reading
 from capsedge.runtime.files.protobuf import MalformedProtobuf
-from capsedge.runtime.onnx_file.wire import MODEL, FieldValues, Message, Walker, number_of
+from capsedge.runtime.onnx_file.wire import MODEL, FieldValues, OnnxMessage, Walker, number_of
 from capsedge.spec import limits, onnx_wire
 from capsedge.spec.onnx_wire import DOMAINS
 from capsedge.spec.operators import DOMAIN, OPERATORS, operator_of
@@ -83,15 +83,15 @@ class OnnxSummary:
         return [name for name, _ in self.capsedge_nodes]
 
 
-def read_bytes(path: Path | str) -> bytes:
+def read_model_bytes(path: Path | str) -> bytes:
     """Read a complete model file."""
     path = Path(path)
     with _opened(path) as file:
         return file.read(limits.FILE_BYTES)
 
 
-def check_file(path: Path) -> None:
-    """Refuse what cannot be a model file, without reading it; raises as `read_bytes`."""
+def check_model_path(path: Path) -> None:
+    """Refuse what cannot be a model file, without reading it; raises as `read_model_bytes`."""
     with _opened(path):
         pass
 
@@ -152,7 +152,7 @@ def not_onnx(name: Path | str, kind: formats.Format, path: str) -> ArtefactError
 
 def read_harmless(path: Path | str) -> tuple[bytes, OnnxSummary]:
     """Read a model file for a runtime, and check that it is harmless."""
-    data = read_bytes(path)
+    data = read_model_bytes(path)
     summary = summarize(data, str(path))
     check_harmless(summary, str(path))
     return data, summary
@@ -241,8 +241,8 @@ class _Summarizer(Walker):
 
     def take(
         self,
-        parent: Message,
-        message: Message,
+        parent: OnnxMessage,
+        message: OnnxMessage,
         number: int,
         fields: FieldValues,
         within: tuple[int, int],

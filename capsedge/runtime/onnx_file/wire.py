@@ -21,7 +21,7 @@ from capsedge.spec.onnx_wire import SCHEMA
 _WIRES = {"int64": VARINT, "int32": VARINT, "float": FIXED32, "double": FIXED64}
 
 
-class Field(NamedTuple):
+class OnnxField(NamedTuple):
     """The field of a tag.
 
     Attributes:
@@ -34,20 +34,20 @@ class Field(NamedTuple):
     number: int
     once: int = 0
     narrow: bool = False
-    message: Message | None = None
+    message: OnnxMessage | None = None
 
 
 @dataclass
-class Message:
+class OnnxMessage:
     """A message and its fields by tag: the number times 8, plus the wire type."""
 
     name: str
-    fields: dict[int, Field] = field(default_factory=dict)
+    fields: dict[int, OnnxField] = field(default_factory=dict)
 
 
-def _parse() -> dict[str, Message]:
+def _parse() -> dict[str, OnnxMessage]:
     lines = [line.split(" ", 1) for line in SCHEMA.replace(",\n   ", ",").strip().split("\n")]
-    messages = {name: Message(name) for name, _ in lines}
+    messages = {name: OnnxMessage(name) for name, _ in lines}
     for name, declared in lines:
         one_of = 1  # the first bit is the oneof's
         for bit, entry in enumerate(declared.split(", "), start=1):
@@ -55,7 +55,9 @@ def _parse() -> dict[str, Message]:
             plain = kind.rstrip("*|")
             once = 0 if kind.endswith("*") else one_of if kind.endswith("|") else 1 << bit
             wire = _WIRES.get(plain, BYTES)
-            field = Field(int(number), once, plain == "int32" and once != 0, messages.get(plain))
+            field = OnnxField(
+                int(number), once, plain == "int32" and once != 0, messages.get(plain)
+            )
             fields = messages[name].fields
             fields[field.number << 3 | wire] = field
             if once == 0:  # numbers may stand one by one or packed together
@@ -83,7 +85,7 @@ class Walker(Wire):
         super().__init__(data)
         self._entered = 0
 
-    def walk(self, message: Message, start: int, end: int, depth: int = 0) -> FieldValues:
+    def walk(self, message: OnnxMessage, start: int, end: int, depth: int = 0) -> FieldValues:
         """Go through a message and all below it; the last value of each of its own fields."""
         if depth > limits.WIRE_DEPTH:
             raise MalformedProtobuf(f"its messages are nested more than {limits.WIRE_DEPTH} deep")
@@ -116,8 +118,8 @@ class Walker(Wire):
 
     def take(
         self,
-        parent: Message,
-        message: Message,
+        parent: OnnxMessage,
+        message: OnnxMessage,
         number: int,
         fields: FieldValues,
         within: tuple[int, int],

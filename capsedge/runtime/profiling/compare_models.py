@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from capsedge.errors import UnsupportedModelError, UsageError
 from capsedge.runtime.backends.backend import GraphBackend
-from capsedge.runtime.onnx_file.summary import read_bytes, summarize
+from capsedge.runtime.onnx_file.summary import read_model_bytes, summarize
 from capsedge.runtime.profiling.compare import CAPSEDGE, Entrant, compare
 from capsedge.runtime.profiling.profile import (
     ProfileReport,
@@ -100,7 +100,7 @@ def _entrants(
             "Compare one model at a time.",
         )
     if peer_model is not None:
-        read_bytes(peer_model)  # a missing file is not a failure of the peer
+        read_model_bytes(peer_model)  # a missing file is not a failure of the peer
     entrants = []
     names = distinct_names([session.path for session in sessions])
     for number, (session, name) in enumerate(zip(sessions, names, strict=True)):
@@ -168,7 +168,7 @@ def _check_portable(file: Path, peer: str) -> None:
         if CONVERTED_SUFFIXES.get(peer) != file.suffix:
             raise UsageError(f"{name} cannot read {file}.", "It belongs to another runtime.", again)
         return
-    if summarize(read_bytes(file), str(file)).capsedge_nodes:
+    if summarize(read_model_bytes(file), str(file)).capsedge_nodes:
         raise UnsupportedModelError(
             f"{name} cannot read {file}.",
             f"Its capsedge nodes are ONNX functions, which {name} does not know.",

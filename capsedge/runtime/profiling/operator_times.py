@@ -12,10 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
-from capsedge.runtime.backends.backend import Event, Feeds, ProfiledBackend, ProfiledRuns, Recording
+from capsedge.runtime.backends.backend import (
+    Feeds,
+    OperatorEvent,
+    ProfiledBackend,
+    ProfiledRuns,
+    Recording,
+)
 from capsedge.runtime.metadata.cascade_metadata import CASCADE_KEY
-from capsedge.runtime.onnx_file.costs import Cost, Tensor, cost
-from capsedge.runtime.onnx_file.layer_map import Location, locate, locations_in, merge_locations
+from capsedge.runtime.onnx_file.costs import Cost, TensorSpec, cost
+from capsedge.runtime.onnx_file.layer_map import Location, engine_locations, locate, merge_locations
 from capsedge.runtime.onnx_file.structure import GraphStructure, Node, Structure, read_structure
 from capsedge.runtime.profiling.machine_peaks import Overheads, Peaks, overheads
 from capsedge.runtime.profiling.worker import timed_runs
@@ -46,7 +52,7 @@ class Executed:
     bodies: list[GraphStructure] = field(default_factory=list)
 
 
-def executed(whole: GraphStructure, kinds: Sequence[str]) -> Executed | None:
+def executed_operators(whole: GraphStructure, kinds: Sequence[str]) -> Executed | None:
     """The operators with these types in this order; None if no choice of branches has them."""
     for candidate in _orders(whole):
         if [node.op for _, node in candidate] == list(kinds):
@@ -73,7 +79,7 @@ def _orders(graph: GraphStructure) -> Iterator[list[tuple[GraphStructure, Node]]
     yield from orders
 
 
-def exclusive_durations(run: Sequence[Event]) -> NDArray[np.float64]:
+def exclusive_durations(run: Sequence[OperatorEvent]) -> NDArray[np.float64]:
     """Microseconds of each operator of a run, without those of the operators in its branches."""
     own = np.array([event.duration for event in run], dtype=np.float64)
     inside = np.zeros(len(run), bool)
@@ -297,15 +303,15 @@ def _assemble(
 
 
 def _locations(
-    path: Path, recording: Recording, run: Sequence[Event]
+    path: Path, recording: Recording, run: Sequence[OperatorEvent]
 ) -> tuple[GraphStructure | None, list[Location], list[str]]:
     """The operators of a run as a graph, if reported, with their places and networks in a cascade."""
     none = [""] * len(run)
     if (
         recording.graph is None
     ):  # only names are available: those of an engine state where its nodes come from
-        return None, [merge_locations(locations_in(f"{e.name} {e.origin}")) for e in run], none
-    execution = executed(recording.graph.graph, [event.kind for event in run])
+        return None, [merge_locations(engine_locations(f"{e.name} {e.origin}")) for e in run], none
+    execution = executed_operators(recording.graph.graph, [event.kind for event in run])
     if execution is None:
         return None, [Location() for _ in run], none
     written = read_structure(path)
@@ -313,7 +319,7 @@ def _locations(
 
 
 def _operator(
-    event: Event,
+    event: OperatorEvent,
     location: Location,
     spent: Cost | None,
     taken: float,
@@ -342,7 +348,7 @@ def _operator(
     )
 
 
-def arena_peak(runs: list[list[Event]]) -> int | None:
+def arena_peak(runs: list[list[OperatorEvent]]) -> int | None:
     """The most bytes that intermediate values and outputs took, in the first run of a session.
 
     Later runs get one block for all values, planned from the sizes in the first run.
@@ -356,16 +362,18 @@ def arena_peak(runs: list[list[Event]]) -> int | None:
     return max(event.arena or 0 for event in runs[0]) - before
 
 
-def _values(running: GraphStructure, events: list[Event], feeds: Feeds) -> dict[str, Tensor]:
+def _values(
+    running: GraphStructure, events: list[OperatorEvent], feeds: Feeds
+) -> dict[str, TensorSpec]:
     """Shape and type of every value in the run."""
-    values = {name: Tensor(str(array.dtype), array.shape) for name, array in feeds.items()}
+    values = {name: TensorSpec(str(array.dtype), array.shape) for name, array in feeds.items()}
     for stored in running.initializers:
         shape = tuple(int(d) for d in stored.shape or ())
-        values[stored.name] = Tensor(stored.type, shape)
+        values[stored.name] = TensorSpec(stored.type, shape)
     for node, event in zip(running.nodes, events, strict=True):
         named = [o for o in node.outputs if o]
         for name, (kind, shape) in zip(named, event.outputs, strict=False):
-            values[name] = Tensor(_TYPES.get(kind, kind), shape)
+            values[name] = TensorSpec(_TYPES.get(kind, kind), shape)
     return values
 
 

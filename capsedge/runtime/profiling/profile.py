@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
-from capsedge.options import takes
+from capsedge.options import takes_options
 from capsedge.runtime import machine
-from capsedge.runtime.backends.backend import Feeds, Port, closed_error, graph_text
+from capsedge.runtime.backends.backend import Feeds, Port, closed_error, cuda_graphs_text
 from capsedge.runtime.files.writing import SESSION, path_error, sha256, write_text
 from capsedge.runtime.profiling.machine_peaks import Peaks, measure_peaks
 from capsedge.runtime.profiling.operator_times import OperatorTimes, time_operators
@@ -32,7 +32,7 @@ from capsedge.runtime.profiling.timing import (
 )
 from capsedge.runtime.profiling.worker import RunLimits, take_times, timed_runs
 from capsedge.runtime.progress import Progress, silent
-from capsedge.runtime.result_summary import LINES, Report, Table, short
+from capsedge.runtime.result_summary import LINES, Report, Table, shortened_name
 from capsedge.runtime.session.session import Session
 from capsedge.spec.version import VERSION
 
@@ -52,7 +52,7 @@ ATTRIBUTED = 0.1  # how far the operators' sum may be from the run's median
 
 
 @dataclass(frozen=True)
-class Conditions:
+class MeasurementConditions:
     """The state of the machine around a measurement.
 
     Attributes:
@@ -71,7 +71,7 @@ class Conditions:
 def measurement_warnings(
     latency: Statistics,
     stable: StableWindow,
-    conditions: Conditions,
+    conditions: MeasurementConditions,
     operators: OperatorTimes | None,
     on_gpu: bool,
 ) -> list[str]:
@@ -187,7 +187,7 @@ class ProfileReport(ReportData, Report):
         )
 
     def _lines(self) -> list[str]:
-        lines = [f"{short(run.model)}, batch {run.batch}: {run}" for run in self.runs]
+        lines = [f"{shortened_name(run.model)}, batch {run.batch}: {run}" for run in self.runs]
         if len(lines) > LINES:
             lines = [*lines[: LINES - 1], f"and {len(lines) - LINES + 1} more runs"]
         return lines or ["of nothing"]
@@ -215,9 +215,9 @@ class ProfileReport(ReportData, Report):
             EnvironmentProblem: matplotlib is not installed.
             UsageError: the path cannot be written.
         """
-        from capsedge.runtime.profiling.report_html import save_html
+        from capsedge.runtime.profiling.report_html import write_html_report
 
-        save_html(self, Path(path))
+        write_html_report(self, Path(path))
 
     def save_png(self, path: str | os.PathLike[str]) -> None:
         """Draw the charts with matplotlib.
@@ -246,7 +246,7 @@ class ProfileReport(ReportData, Report):
 SEED = 0
 
 
-@takes(ProfileOptions)
+@takes_options(ProfileOptions)
 def profile(
     session: Session,
     options: ProfileOptions = ProfileOptions(),
@@ -329,7 +329,7 @@ def _run(
     times = time_operators(session, feeds, peaks) if options.operators else None
     started = measure_startup(session, feeds, device, threads) if options.startup else None
     latency, stable = summarize(samples), stable_window(samples)
-    conditions = Conditions(tuple(speeds), load, machine.available_cores(), stolen)
+    conditions = MeasurementConditions(tuple(speeds), load, machine.available_cores(), stolen)
     return Run(
         model=session.path.name,
         sha256=sha256(session.path),
@@ -414,7 +414,7 @@ def backend_version(session: Session) -> str:
     """The backend of the session, with versions."""
     package = session.backend.name
     versions = machine.versions(package)
-    graphs = f", {text}" if (text := graph_text(session.backend)) else ""
+    graphs = f", {text}" if (text := cuda_graphs_text(session.backend)) else ""
     return (
         f"capsedge {VERSION} ({session.backend.ops} operators), {package} "
         f"{versions.get(package, 'unknown')}{graphs}"

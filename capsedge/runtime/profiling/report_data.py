@@ -17,7 +17,7 @@ from capsedge.runtime.profiling.operator_times import (
 )
 from capsedge.runtime.profiling.startup import Startup
 from capsedge.runtime.profiling.timing import StableWindow, Statistics
-from capsedge.runtime.result_summary import short
+from capsedge.runtime.result_summary import shortened_name
 
 OTHER = "other"
 
@@ -81,7 +81,7 @@ class Run:
         return f"median {median} ms, {self.throughput:.0f} images/s, {self.backend}, {self.device}"
 
     def __repr__(self) -> str:
-        return f"<Run {short(self.model)}, batch {self.batch}: {printable(self)}>"
+        return f"<Run {shortened_name(self.model)}, batch {self.batch}: {printable(self)}>"
 
     @property
     def throughput(self) -> float:

@@ -26,8 +26,8 @@ from capsedge.runtime.profiling.report_data import OTHER, ReportData, ReportRow,
 from capsedge.runtime.result_summary import (
     TIP,
     Table,
-    caption,
     check_chart,
+    escape_formulas,
     inline_svg,
     new_figure,
     save_figure,
@@ -116,7 +116,7 @@ def save_png(report: ReportData, path: Path) -> None:
     for run, part in zip(report.runs, parts, strict=False):
         memory = f", peak memory {format_bytes(run.startup.peak_bytes)}" if run.startup else ""
         median = format_milliseconds(run.latency.median)
-        title = f"{caption(run.model)}, batch {run.batch}: median {median} ms"
+        title = f"{escape_formulas(run.model)}, batch {run.batch}: median {median} ms"
         title += f", {run.throughput:.0f} images/s{memory}"
         part.suptitle(title, fontsize=11, fontweight="bold")
         _row_of_charts(part, _charts(run, report.peaks))
@@ -135,7 +135,7 @@ def _row_of_charts(part: Any, charts: Sequence[Chart]) -> None:
             axis.legend(fontsize=7, ncols=5, frameon=False, **below)
 
 
-def save_html(report: ReportData, path: Path) -> None:
+def write_html_report(report: ReportData, path: Path) -> None:
     """Write one HTML file that contains its charts."""
     check_chart(path)
     title = escape("Profile: " + ", ".join(dict.fromkeys(run.model for run in report.runs)))
@@ -174,8 +174,8 @@ def _run(run: Run, peaks: Peaks | None) -> str:
         + (f'<ul class="warnings">{warnings}</ul>' if warnings else "")
         + f'<div class="charts">{charts}</div>'
         + _details("Networks", report_text.networks(run))
-        + _details("Layers", report_text.layers(run))
-        + _details("Groups", report_text.groups(run))
+        + _details("Layers", report_text.times_by_layer(run))
+        + _details("Groups", report_text.times_by_group(run))
         + "</section>"
     )
 
@@ -419,7 +419,7 @@ def _roofline(shown: Sequence[TimedOperator], peaks: Peaks, axis: Any) -> None:
 
 def _folded(name: str, width: int) -> str:
     """A name on lines short enough for an axis."""
-    return "\n".join(map(caption, textwrap.wrap(name, width) or [name]))
+    return "\n".join(map(escape_formulas, textwrap.wrap(name, width) or [name]))
 
 
 def _names(axis: Any, names: Sequence[str]) -> None:

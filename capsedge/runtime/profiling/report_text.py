@@ -22,7 +22,8 @@ FASTEST = "fastest"
 def tables(report: ReportData) -> list[Table]:
     """All tables, as the command line prints them."""
     whole = [latency(report.runs), startup(report.runs)]
-    of_runs = [part for run in report.runs for part in (networks(run), groups(run), layers(run))]
+    makers = (networks, times_by_group, times_by_layer)
+    of_runs = [make(run) for run in report.runs for make in makers]
     shown = [table for table in (*whole, *of_runs) if table is not None]
     if report.peaks is not None:
         shown[-1] = replace(shown[-1], notes=[peaks(report.peaks)])
@@ -80,18 +81,18 @@ def startup(runs: list[Run]) -> Table | None:
     return Table("Start and memory of a separate process", columns, tuple(rows)) if rows else None
 
 
-def groups(run: Run) -> Table | None:
+def times_by_group(run: Run) -> Table | None:
     """Stem, votes, routing, classifier."""
     return _rows(run, run.groups, f"Groups, batch {run.batch}", "group")
 
 
 def networks(run: Run) -> Table | None:
-    """The two networks of a cascade."""
+    """The table of a cascade's two networks; None for other models."""
     share = "" if run.escalated is None else f", {run.escalated:.1%} of the images escalated"
     return _rows(run, run.networks, f"Networks, batch {run.batch}{share}", "network")
 
 
-def layers(run: Run) -> Table | None:
+def times_by_layer(run: Run) -> Table | None:
     """Layers and iterations, or operator types."""
     kind = "layer" if run.named else "operator type"
     return _rows(run, run.layers, f"Time by {kind}, batch {run.batch}", kind)
@@ -199,8 +200,8 @@ def markdown(report: ReportData) -> str:
     for run in report.runs:
         lines += [text(f"## {run.model}, batch {run.batch}"), ""]
         lines += _table(networks(run))
-        lines += _table(groups(run))
-        lines += _table(layers(run))
+        lines += _table(times_by_group(run))
+        lines += _table(times_by_layer(run))
         if run.warnings:
             lines += [*(text(f"- {warning}") for warning in run.warnings), ""]
     for compared in report.comparisons:

@@ -1,4 +1,4 @@
-"""Time runs and summarize them: warm-up, percentiles, stable window."""
+"""Summarize the times of runs: percentiles, stable window; and measure the processor's speed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Load, run and time a model in one runtime, in a process driven over its pipes.
+"""Time runs; load and time a model in one runtime, in a process driven over its pipes.
 
     python -m capsedge.runtime.profiling.worker SPECIFICATION
     PYTHON -I .../profiling/worker.py SPECIFICATION

@@ -18,7 +18,7 @@ from capsedge.runtime.images.inputs import Size
 from capsedge.runtime.metadata.metadata import Preprocessing
 from capsedge.runtime.metadata.scores import decision_warnings
 from capsedge.runtime.progress import Progress, silent
-from capsedge.runtime.session.output_roles import choose
+from capsedge.runtime.session.output_roles import choose_classes
 from capsedge.runtime.session.predictions import KEEP, Prediction
 from capsedge.runtime.session.runner import run_size
 from capsedge.runtime.session.session import Session
@@ -155,13 +155,16 @@ class Sheet:
         for prediction, prepared, picture in zip(predictions, batch, pictures, strict=True):
             classes = [label.index for label in prediction.labels][: len(COLOURS)]
             if self._active:
-                active = choose(prediction.scores, 2, CONFIDENT)
+                active = choose_classes(prediction.scores, 2, CONFIDENT)
                 classes = active if len(active) > 1 else classes
-            classes = classes or choose(prediction.scores, 1, None)
+            classes = classes or choose_classes(prediction.scores, 1, None)
             colours = ["own"] if len(classes) == 1 else list(COLOURS)
             drawn.append(dict(zip(classes, colours, strict=False)))
             self._rows.append(
-                (input_picture(prepared, metadata.preprocessing), overlay(picture, classes))
+                (
+                    input_picture(prepared, metadata.preprocessing),
+                    blend_class_pictures(picture, classes),
+                )
             )
         return drawn
 
@@ -202,7 +205,9 @@ def input_picture(prepared: NDArray[np.float32], preprocessing: Preprocessing) -
     return _pixels(pixels[::-1] if preprocessing.order == "BGR" else pixels)
 
 
-def overlay(pictures: NDArray[np.float32], classes: Sequence[int]) -> NDArray[np.uint8]:
+def blend_class_pictures(
+    pictures: NDArray[np.float32], classes: Sequence[int]
+) -> NDArray[np.uint8]:
     """The pictures of some classes in one: a single class in its own colours, several in one colour each.
 
     Args:

@@ -22,9 +22,9 @@ from capsedge.runtime.images.inputs import (
     only,
     read_for_members,
 )
-from capsedge.runtime.result_summary import Row, Summary, short
+from capsedge.runtime.result_summary import Row, Summary, shortened_name
 from capsedge.runtime.session.loaded_model import ImageOptions, LoadedModel
-from capsedge.runtime.session.output_roles import choose
+from capsedge.runtime.session.output_roles import choose_classes
 from capsedge.runtime.session.predictions import KEEP, Label, Prediction
 from capsedge.runtime.session.session import Session
 from capsedge.runtime.session.tensors import stack_images
@@ -107,7 +107,7 @@ class Ensemble(LoadedModel[list[NDArray[Any]]]):
     @property
     def name(self) -> str:
         """The names of the members' files, for titles."""
-        names = [short(path.name) for path in self.paths]
+        names = [shortened_name(path.name) for path in self.paths]
         more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
         return " + ".join(names[:_NAMES]) + more
 
@@ -361,7 +361,8 @@ def average(
     scores = mean([p.scores for p in outputs])
     pose = np.zeros(0, np.float32)
     labels = tuple(
-        Label(class_name(j), j, float(scores[j]), pose) for j in choose(scores, top_k, threshold)
+        Label(class_name(j), j, float(scores[j]), pose)
+        for j in choose_classes(scores, top_k, threshold)
     )
     unsure = bool(typical) or float(scores.max(initial=0.0)) < CONFIDENT
     hint = next((p.hint for p in outputs if p.hint), "") if unsure else ""

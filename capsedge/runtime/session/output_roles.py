@@ -33,7 +33,9 @@ from capsedge.spec.vocabularies import ESCALATED, POSES, REGRESSION, SEGMENTATIO
 _KINDS = {"lengths": "length", "logits": "logits"}
 
 
-def choose(scores: NDArray[np.float64], top_k: int | None, threshold: float | None) -> list[int]:
+def choose_classes(
+    scores: NDArray[np.float64], top_k: int | None, threshold: float | None
+) -> list[int]:
     """Class numbers, best first, ties ascending: scores of at least ``threshold``, at most ``top_k``."""
     order = [int(j) for j in np.argsort(-scores, kind="stable")]
     if threshold is not None:
@@ -287,7 +289,7 @@ class OutputRoles:
             poses = poses.astype(np.float32).reshape(len(row), -1)
             labels = tuple(
                 Label(self.class_name(j), j, float(row[j]), poses[j])
-                for j in choose(row, top_k, threshold)
+                for j in choose_classes(row, top_k, threshold)
             )
             escalated = None if long is None else bool(long)
             yield Prediction(labels, row, poses, kind, escalated=escalated)

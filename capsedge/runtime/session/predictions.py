@@ -20,7 +20,7 @@ from capsedge.runtime.metadata.typical_input import (
     measure,
     measure_all,
 )
-from capsedge.runtime.result_summary import Row, Summarized, Summary, short
+from capsedge.runtime.result_summary import Row, Summarized, Summary, shortened_name
 from capsedge.runtime.session.masks import ClassArea, class_areas, mask_values, overlaid
 from capsedge.spec.fields import CONFIDENT
 
@@ -50,7 +50,7 @@ class Label:
         return f"<Label {self}>"
 
     def __str__(self) -> str:
-        return f"'{short(self.name)}' {self.score:.3f}"
+        return f"'{shortened_name(self.name)}' {self.score:.3f}"
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
@@ -159,19 +159,23 @@ class Prediction(Summarized):
 
     def _summary(self) -> Summary:
         shown = self.labels[:_SHOWN]
-        rows = [Row(short(label.name), f"{label.score:.3f}", label.score) for label in shown]
+        rows = [
+            Row(shortened_name(label.name), f"{label.score:.3f}", label.score) for label in shown
+        ]
         if self.values:
             shown_values = self.values[:_SHOWN]
-            text = ", ".join(f"{short(v.name)} {with_unit(v.value, v.unit)}" for v in shown_values)
-            rows = [Row(short(v.name), with_unit(v.value, v.unit)) for v in shown_values]
+            text = ", ".join(
+                f"{shortened_name(v.name)} {with_unit(v.value, v.unit)}" for v in shown_values
+            )
+            rows = [Row(shortened_name(v.name), with_unit(v.value, v.unit)) for v in shown_values]
             left = len(self.values) - len(rows)
         elif self.mask is not None:
             largest = sorted(self.areas, key=lambda area: -area.pixels)
             shown_areas = [area for area in largest if area.pixels][:_SHOWN]
             text = f"mask {self.mask.shape[0]}x{self.mask.shape[1]}: " + ", ".join(
-                f"{short(area.name)} {area.share:.1%}" for area in shown_areas
+                f"{shortened_name(area.name)} {area.share:.1%}" for area in shown_areas
             )
-            rows = [Row(short(a.name), f"{a.share:.1%}", a.share) for a in shown_areas]
+            rows = [Row(shortened_name(a.name), f"{a.share:.1%}", a.share) for a in shown_areas]
             left = sum(area.pixels > 0 for area in largest) - len(rows)
         else:
             text = ", ".join(map(str, shown)) or "without a label: no score reaches the threshold"

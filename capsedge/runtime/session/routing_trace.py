@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
-from capsedge.runtime.result_summary import Row, Summarized, Summary, short
+from capsedge.runtime.result_summary import Row, Summarized, Summary, shortened_name
 from capsedge.spec import limits
 from capsedge.spec.vocabularies import ROUTINGS, TRACE_KINDS, TRACE_REQUIRED
 
@@ -137,7 +137,7 @@ class TracedLayer(Summarized):
     def _summary(self) -> Summary:
         shapes = [(k, getattr(self, k)) for k in TRACE_KINDS if getattr(self, k) is not None]
         rows = [Row(kind, f"{list(value.shape)}") for kind, value in shapes]
-        words = f"{short(self.name)}: {self.routing} routing, {self.iterations} iterations"
+        words = f"{shortened_name(self.name)}: {self.routing} routing, {self.iterations} iterations"
         return Summary("TracedLayer", [words], rows)
 
 
@@ -166,7 +166,9 @@ class Trace(Summarized):
 
     def _summary(self) -> Summary:
         rows = [
-            Row(short(each.name), f"{each.routing}, couplings {list(each.couplings.shape)}")
+            Row(
+                shortened_name(each.name), f"{each.routing}, couplings {list(each.couplings.shape)}"
+            )
             for each in self.layers
         ]
         count = len(self.layers[0].poses)

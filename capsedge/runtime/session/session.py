@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capsedge.errors import UsageError
-from capsedge.runtime.backends.backend import Backend, Port, graph_text
+from capsedge.runtime.backends.backend import Backend, Port, cuda_graphs_text
 from capsedge.runtime.images.inputs import ImageInput, Images, OneImage, Size
 from capsedge.runtime.metadata.metadata import ModelMetadata
-from capsedge.runtime.result_summary import Row, Summary, short
+from capsedge.runtime.result_summary import Row, Summary, shortened_name
 from capsedge.runtime.session.capabilities import Capabilities
 from capsedge.runtime.session.decoder import Decoder, classes_of, poses_of
 from capsedge.runtime.session.loaded_model import ImageOptions, LoadedModel
@@ -268,15 +268,18 @@ class Session(LoadedModel[NDArray[Any]]):
     def _summary(self) -> Summary:
         shown = self.inputs[:_SHOWN], self.outputs[:_SHOWN]
         flow = " -> ".join(
-            ", ".join(f"{short(p.name)} {shape_text(p.shape)}" for p in ports) for ports in shown
+            ", ".join(f"{shortened_name(p.name)} {shape_text(p.shape)}" for p in ports)
+            for ports in shown
         )
         gpu, ops = self.backend.gpu, self.backend.ops
         where = "cpu" if gpu is None else f"cuda:{gpu}"
         state = "closed" if self.closed else f"{ops} operators, {where}"
         names = self.metadata.class_names if self.metadata else ()
-        classes = ", ".join(map(short, names[:10])) + (" ..." if len(names) > 10 else "")
-        graphs = graph_text(self.backend)
+        classes = ", ".join(map(shortened_name, names[:10])) + (" ..." if len(names) > 10 else "")
+        graphs = cuda_graphs_text(self.backend)
         rows = [Row("file", str(self.path)), Row("runs", ", ".join(filter(None, [state, graphs])))]
-        rows += [Row(short(p.name), f"{shape_text(p.shape)} {p.dtype}") for p in chain(*shown)]
+        rows += [
+            Row(shortened_name(p.name), f"{shape_text(p.shape)} {p.dtype}") for p in chain(*shown)
+        ]
         rows += [Row("classes", f"{len(names)}: {classes}")] if names else []
-        return Summary("Session", [f"{short(self.path.name)}: {state}", flow], rows)
+        return Summary("Session", [f"{shortened_name(self.path.name)}: {state}", flow], rows)

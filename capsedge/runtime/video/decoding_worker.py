@@ -48,7 +48,7 @@ class VideoRefused(Exception):
 
 
 class Descriptor:
-    """An open file, for FFmpeg."""
+    """The video on standard input, as a file object for FFmpeg."""
 
     def read(self, size: int) -> bytes:
         return os.read(0, size)
@@ -61,7 +61,7 @@ class Descriptor:
 
 
 def main() -> None:
-    """Decode the file on standard input, within the limits given as arguments."""
+    """Decode the video on standard input, within the limits given as arguments."""
     enter_sandbox()
     answer = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # libraries print

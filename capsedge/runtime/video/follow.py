@@ -25,7 +25,7 @@ STEPS = ("decode", "wait", "prepare", "network", "output")
 KEPT = 10_000  # durations per step, of the last frames
 
 
-class Durations:
+class StepDurations:
     """The last `KEPT` durations of a step, and the sum of all."""
 
     def __init__(self) -> None:
@@ -59,7 +59,9 @@ class Pace:
         failed: images that could not be read.
     """
 
-    steps: dict[str, Durations] = field(default_factory=lambda: {s: Durations() for s in STEPS})
+    steps: dict[str, StepDurations] = field(
+        default_factory=lambda: {s: StepDurations() for s in STEPS}
+    )
     frames: int = 0
     failed: int = 0
     _started: float | None = None

@@ -64,7 +64,7 @@ class Case:
     """A network and its inputs.
 
     Attributes:
-        files, description: of `write_c.generate`, with a prefix of its own.
+        files, description: of `write_c.generate_c_folder`, with a prefix of its own.
         inputs: for each run, an array of the input's shape, or one for each input.
         results: for each input, the outputs by their names in the file.
     """

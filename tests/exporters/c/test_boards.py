@@ -15,7 +15,7 @@ from capsedge.cli import app
 from capsedge.errors import ArtefactError, EnvironmentProblem
 from capsedge.exporters.c import measurement as measure
 from capsedge.exporters.c.folder import read_report
-from capsedge.exporters.c.write_c import generate, write_c
+from capsedge.exporters.c.write_c import generate_c_folder, write_c
 from tests.conftest import ROOT
 from tests.exporters.c.compiled import compiler
 from tests.exporters.c.test_folder import tiny
@@ -34,7 +34,7 @@ class Network(NamedTuple):
 @pytest.fixture(scope="module", params=NETWORKS)
 def network(request: pytest.FixtureRequest) -> Network:
     file = ROOT / f"capsedge/zoo/{request.param}.onnx"
-    files, description = generate(file.read_bytes(), file, "net")
+    files, description = generate_c_folder(file.read_bytes(), file, "net")
     words = [compiler(), *measure.FLAGS, "-DCAPS_PORTABLE"]
     return Network(files, description, measure.hash_here(files, description, words))
 

@@ -16,7 +16,7 @@ from capsedge.errors import UsageError
 from capsedge.exporters.c import fast_conv
 from capsedge.exporters.c.fast_conv import fast_form, pack_transformed, weight_matrix
 from capsedge.exporters.c.folder import origin_of
-from capsedge.exporters.c.write_c import generate, write_c
+from capsedge.exporters.c.write_c import generate_c_folder, write_c
 from tests.exporters.c.compiled import Compiled
 from tests.exporters.c.sanitized import Case, extreme_inputs, run_sanitized
 
@@ -55,7 +55,7 @@ def _model(size: Size, relu: bool = False, **attributes: Any) -> onnx.ModelProto
 
 
 def _layers(model: onnx.ModelProto, **given: Any) -> list[dict[str, Any]]:
-    layers: list[dict[str, Any]] = generate(
+    layers: list[dict[str, Any]] = generate_c_folder(
         model.SerializeToString(), Path("m.onnx"), "net", **given
     )[1]["layers"]
     return layers
@@ -196,7 +196,7 @@ def test_what_saves_most_is_in_tiles_where_not_all_fits() -> None:
         operators = [row["operator"] for row in _layers(model, **given)]
         return [name for name in operators if "Conv" in name]
 
-    memory = generate(model.SerializeToString(), Path("m.onnx"), "net")[1]["memory"]
+    memory = generate_c_folder(model.SerializeToString(), Path("m.onnx"), "net")[1]["memory"]
     flash = memory["constant_bytes"] + memory["code_bound"]
     assert forms() == forms(fit={"flash": flash}) == ["FastConv", "FastConv"]
     assert forms(fit={"flash": flash - 1}) == ["FastConv", "Conv"]
@@ -239,7 +239,7 @@ def test_nothing_is_undefined(tmp_path: Path) -> None:
     cases = []
     for number, size in enumerate(SIZES.values()):
         data = _model(size).SerializeToString()
-        files, description = generate(data, Path("m.onnx"), f"n{number}")
+        files, description = generate_c_folder(data, Path("m.onnx"), f"n{number}")
         cases.append(Case(files, description, extreme_inputs((1, size[0], *size[4]))))
     for flags in (["-O0"], ["-O0", "-DCAPS_PORTABLE"]):
         assert run_sanitized(cases, tmp_path / flags[-1], flags) == ""

@@ -78,7 +78,7 @@ def test_a_string_of_c_stays_a_string(text: str) -> None:
 @given(text=HOSTILE)
 def test_a_comment_and_a_field_are_harmless(text: str) -> None:
     assert re.fullmatch(r"[A-Za-z0-9 _.,:+()\[\]-]+", naming.in_comment(text))
-    assert re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", naming.field_of(text, ["lengths"]))
+    assert re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", naming.c_field_name(text, ["lengths"]))
     assert naming.check_prefix(naming.prefix_of(text))
 
 

@@ -20,7 +20,7 @@ from capsedge.errors import UnsupportedModelError, UsageError
 from capsedge.exporters.c import measurement, naming, wasm
 from capsedge.exporters.c.folder import origin_of, read_report
 from capsedge.exporters.c.naming import RESERVED_WORDS
-from capsedge.exporters.c.write_c import generate, translate, write_c
+from capsedge.exporters.c.write_c import generate_c_folder, translate, write_c
 from capsedge.graph.bodies import function_body
 from capsedge.spec import limits
 from capsedge.spec.operators import DOMAIN, OPERATORS
@@ -149,7 +149,7 @@ def test_sanitizers_find_nothing(tmp_path: Path) -> None:
     """Buffers of their exact sizes; extreme floats, and integers over their range."""
     cases = []
     for number, (image, features) in enumerate(PAIRS):
-        files, description = generate(
+        files, description = generate_c_folder(
             fusion(image, features).SerializeToString(), Path("m.onnx"), f"n{number}", 2
         )
         shapes = [i["shape"] for i in description["inputs"]]
@@ -187,7 +187,7 @@ def test_one_integer_input(tmp_path: Path) -> None:
 
 @pytest.mark.thorough
 def test_a_measurement_fills_every_input(tmp_path: Path) -> None:
-    files, description = generate(
+    files, description = generate_c_folder(
         fusion("uint8", "int8").SerializeToString(), Path("m.onnx"), "net"
     )
     words = [compiler(), *measurement.FLAGS, "-Wall", "-Wextra", "-Werror"]
@@ -254,7 +254,7 @@ def test_fit_counts_integers_by_their_size(tmp_path: Path) -> None:
 def test_the_example_compiles_and_the_header_is_cpp_too(tmp_path: Path) -> None:
     """With inputs of the names of words, macros and of the source's own variables."""
     names = list(
-        {naming.parameter_of(n).upper(): n for n in [*sorted(RESERVED_WORDS), *OWN]}.values()
+        {naming.c_parameter_name(n).upper(): n for n in [*sorted(RESERVED_WORDS), *OWN]}.values()
     )
     for first in range(0, len(names), limits.C_INPUTS):
         folder = tmp_path / str(first)

@@ -86,7 +86,7 @@ def test_outputs_of_every_name_compile(tmp_path: Path) -> None:
     assert len(names) > 2000
     fields: dict[str, str] = {}
     for name in names:
-        fields[name] = naming.field_of(name, fields.values())
+        fields[name] = naming.c_field_name(name, fields.values())
     sizes = [field.upper() for field in fields.values()]
     assert len(set(sizes)) == len(sizes)
     assert not {"INPUT", "PICTURE"} & set(sizes)
@@ -186,14 +186,16 @@ def test_every_file_gets_a_name_that_may_be_given() -> None:
 def test_the_source_of_a_file_of_any_name_can_be_written_again(file: bytes, tmp_path: Path) -> None:
     """As `verify` does, from what the description records."""
     from capsedge.exporters.c.folder import origin_of
-    from capsedge.exporters.c.write_c import generate
+    from capsedge.exporters.c.write_c import generate_c_folder
 
     source = _network(tmp_path / "m.onnx", ["y"]).rename(
         os.fsdecode(os.fsencode(tmp_path) + b"/" + file)
     )
     written = write_c(source, tmp_path / "net")
     origin = origin_of(tmp_path / "net")
-    files, _ = generate(source.read_bytes(), Path(origin.file), naming.check_prefix(origin.name), 1)
+    files, _ = generate_c_folder(
+        source.read_bytes(), Path(origin.file), naming.check_prefix(origin.name), 1
+    )
     name = written.description["name"]
     for suffix in ("c", "h"):
         assert files[f"{name}.{suffix}"] == (tmp_path / f"net/{name}.{suffix}").read_bytes()

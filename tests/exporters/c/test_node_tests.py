@@ -13,7 +13,7 @@ import pytest
 from onnx import numpy_helper
 
 from capsedge.errors import CapsedgeError, UnsupportedModelError
-from capsedge.exporters.c.write_c import generate
+from capsedge.exporters.c.write_c import generate_c_folder
 from tests.exporters.c.sanitized import Case, extreme_inputs, run_sanitized
 
 GROUP = 40  # networks of one program
@@ -85,7 +85,7 @@ def test_node_tests_of_onnx(several: bool, tmp_path: Path) -> None:
     for number, (name, model, given, expected, rtol, atol) in enumerate(_tests(several)):
         try:
             batch = None if several else given[0].shape[0]
-            files, description = generate(
+            files, description = generate_c_folder(
                 model.SerializeToString(), Path(f"{name}.onnx"), f"n{number}", batch
             )
         except UnsupportedModelError:

@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from capsedge.errors import UnsupportedModelError
-from capsedge.exporters.c.write_c import generate, write_c
+from capsedge.exporters.c.write_c import generate_c_folder, write_c
 from tests.exporters.c.compiled import Compiled
 from tests.exporters.c.sanitized import Case, extreme_inputs, run_sanitized
 
@@ -238,7 +238,9 @@ def test_every_number_has_a_result_and_sanitizers_find_nothing(tmp_path: Path) -
             models[f"{operator} {kind}"] = (_integers(kind, node), None)
     cases = []
     for number, (model, _) in enumerate(models.values()):
-        files, description = generate(model.SerializeToString(), Path("m.onnx"), f"n{number}")
+        files, description = generate_c_folder(
+            model.SerializeToString(), Path("m.onnx"), f"n{number}"
+        )
         inputs = extreme_inputs(description["inputs"][0]["shape"])
         cases.append(Case(files, description, [NUMBERS] * (inputs[0].size == 6) or inputs))
         cases[-1].inputs = [*cases[-1].inputs, *inputs]

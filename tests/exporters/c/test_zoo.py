@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import capsedge
-from capsedge.exporters.c.write_c import generate, write_c
+from capsedge.exporters.c.write_c import generate_c_folder, write_c
 from capsedge.runtime.images.preprocessing import prepare
 from capsedge.runtime.metadata.metadata import Preprocessing
 from tests.conftest import ROOT
@@ -128,7 +128,7 @@ def test_sanitizers_find_nothing_for_any_input(tmp_path: Path) -> None:
     """Every trained model, with and without vectors."""
     cases = []
     for number, source in enumerate(ZOO):
-        files, description = generate(source.read_bytes(), source, f"n{number}")
+        files, description = generate_c_folder(source.read_bytes(), source, f"n{number}")
         cases.append(
             Case(files, description, extreme_inputs(description["inputs"][0]["shape"])[::3])
         )

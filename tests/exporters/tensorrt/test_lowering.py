@@ -20,7 +20,7 @@ from capsedge.exporters.tensorrt import lowering
 from capsedge.graph.functions import attach_short_functions
 from capsedge.graph.ir import copy_of, inferred, operator_nodes, shapes_of
 from capsedge.runtime.backends.tensorrt_library import PLUGINS
-from capsedge.spec.limits import limit_of
+from capsedge.spec.limits import runtime_limit
 from tests.exporters.nets import CONFIGS, network
 from tests.exports import Exports
 from tests.runtime.test_table_indices import table_file
@@ -91,7 +91,7 @@ def test_more_iterations_than_the_plugins_make_are_refused(model: onnx.ModelProt
         return  # attention routes in passes
     for attribute in routing[0].attribute:
         if attribute.name == "iterations":
-            attribute.i = limit_of("cuda", "ITERATIONS") + 1
+            attribute.i = runtime_limit("cuda", "ITERATIONS") + 1
     with pytest.raises(
         UnsupportedModelError, match="65 iterations; the plugins support at most 64"
     ):
@@ -178,20 +178,20 @@ def test_axes_are_weights(model: onnx.ModelProto) -> None:
 
 
 def test_batch_becomes_a_number(model: onnx.ModelProto) -> None:
-    fixed = lowering.native(lowering.fix_batch(model, 3))
+    fixed = lowering.native(lowering.fix_engine_batch(model, 3))
     shapes = shapes_of(inferred(fixed))
     assert shapes["images"][0] == 3
     assert all(s[0] == 3 for o in fixed.graph.output for s in [shapes[o.name]])
     for found, wanted in zip(run(fixed), run(model), strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
     with pytest.raises(UsageError, match="fixed at batch 3, not 2"):
-        lowering.fix_batch(fixed, 2)
+        lowering.fix_engine_batch(fixed, 2)
 
 
 def test_choice_of_batch(model: onnx.ModelProto) -> None:
     assert lowering.choose_batch(model, None) == (1, 1, 1)
     assert lowering.choose_batch(model, (1, 4, 8)) == (1, 4, 8)
-    fixed = lowering.fix_batch(model, 5)
+    fixed = lowering.fix_engine_batch(model, 5)
     assert lowering.choose_batch(fixed, None) == (5, 5, 5)
     with pytest.raises(UsageError, match="fixed at batch 5"):
         lowering.choose_batch(fixed, (1, 4, 8))

@@ -25,20 +25,20 @@ def half() -> onnx.ModelProto:
 
 
 def test_graphs() -> None:
-    assert lowering.of_model(half()) == "fp16"
-    assert lowering.of_model(quantized(np.int8(0))) == "int8"
+    assert lowering.precision_of_model(half()) == "fp16"
+    assert lowering.precision_of_model(quantized(np.int8(0))) == "int8"
     both = quantized(np.int8(0))
     both.graph.initializer.append(numpy_helper.from_array(np.ones(2, np.float16), "h"))
-    assert lowering.of_model(both) == "mixed"
-    assert lowering.resolve(None, both) == "mixed"
-    assert lowering.resolve("int8", both) == "int8"
-    assert lowering.resolve("fp16", half()) == "fp16"
+    assert lowering.precision_of_model(both) == "mixed"
+    assert lowering.resolve_precision(None, both) == "mixed"
+    assert lowering.resolve_precision("int8", both) == "int8"
+    assert lowering.resolve_precision("fp16", half()) == "fp16"
 
 
 @pytest.mark.parametrize("asked", ["int8", "fp32", "mixed", "fp8"])
 def test_another_precision_than_the_files_is_refused(asked: str) -> None:
     with pytest.raises(UsageError) as caught:
-        lowering.resolve(asked, half())
+        lowering.resolve_precision(asked, half())
     words = str(caught.value)
     if asked == "fp8":
         assert "Choose" in words
@@ -62,14 +62,14 @@ UNTOLD = ("Convolution", "", "")
 
 
 def test_reformats_prove_nothing() -> None:
-    assert lowering.count(layers(REFORMAT)) == {}
+    assert lowering.count_by_precision(layers(REFORMAT)) == {}
     with pytest.raises(ParityError, match="no layer"):
         lowering.compare("int8", layers(REFORMAT))
 
 
 def test_counts() -> None:
     found = layers(CONV, HALF, INT8, QUANTIZER, REFORMAT)
-    assert lowering.count(found) == {"FP16": 1, "FP32": 3, "INT8": 2}
+    assert lowering.count_by_precision(found) == {"FP16": 1, "FP32": 3, "INT8": 2}
     assert lowering.count_products(found) == {"FP32": 1, "INT8": 1}
 
 

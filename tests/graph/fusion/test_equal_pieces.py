@@ -12,9 +12,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from capsedge.graph.fusion import NoMatch, dynamic, squash, values
-from capsedge.graph.fusion.equal_pieces import once, piece_key, spelled
+from capsedge.graph.fusion.equal_pieces import fit_once, hypothesis_key, piece_key
 from capsedge.graph.fusion.equivalence import check_equivalence, poses_alone
-from capsedge.graph.fusion.formulas import Dynamic, difference, least_difference
+from capsedge.graph.fusion.formulas import Dynamic, least_difference, relative_difference
 from capsedge.graph.fusion.formulas import squash as squashed
 from capsedge.graph.fusion.values import Values
 
@@ -89,7 +89,7 @@ def test_a_question_is_answered_once_for_equal_pieces(pieces: Values) -> None:
             asked.append(k)
             return k
 
-        return once(pieces, [f"part{k}"], [f"end_of{k}"], ("number", question), found)
+        return fit_once(pieces, [f"part{k}"], [f"end_of{k}"], ("number", question), found)
 
     assert [answer(0), answer(1), answer(2), answer(1, "another")] == [0, 0, 2, 1]
     assert asked == [0, 2, 1]
@@ -104,19 +104,19 @@ def test_that_nothing_matches_is_an_answer_too(pieces: Values) -> None:
 
     for k in (0, 1):
         with pytest.raises(NoMatch, match="not this"):
-            once(pieces, [f"part{k}"], [f"end_of{k}"], ("refused",), refuse)
+            fit_once(pieces, [f"part{k}"], [f"end_of{k}"], ("refused",), refuse)
     assert len(asked) == 1
 
 
 def test_hypotheses_differ_by_their_arrays() -> None:
     kind = Dynamic(3, prior=RNG.standard_normal((3, 5)))
-    assert spelled(kind) == spelled(replace(kind, prior=kind.prior.copy()))
+    assert hypothesis_key(kind) == hypothesis_key(replace(kind, prior=kind.prior.copy()))
     others = [
         replace(kind, prior=kind.prior + 1e-9),
         replace(kind, prior=kind.prior.T),
         replace(kind, iterations=2),
     ]
-    assert len({spelled(kind), *map(spelled, others)}) == 4
+    assert len({hypothesis_key(kind), *map(hypothesis_key, others)}) == 4
 
 
 def test_no_order_is_nearer_than_the_sorted_one() -> None:
@@ -125,7 +125,9 @@ def test_no_order_is_nearer_than_the_sorted_one() -> None:
         y = RNG.permutation(x.reshape(-1)).reshape(6, 4) + size * RNG.standard_normal((6, 4))
         least = least_difference(y, x)
         orders = (RNG.permutation(24) for _ in range(500))
-        assert least <= min(difference(y.reshape(-1)[order], x.reshape(-1)) for order in orders)
+        assert least <= min(
+            relative_difference(y.reshape(-1)[order], x.reshape(-1)) for order in orders
+        )
     assert least_difference(x[::-1], x) == 0
     assert least_difference(np.full(3, np.inf), np.ones(3)) == 0
 

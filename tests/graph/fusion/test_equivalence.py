@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from capsedge.graph.fusion.equivalence import check_equivalence, hard_votes, is_wide
+from capsedge.graph.fusion.equivalence import check_equivalence, computes_in_fp64, hard_votes
 from capsedge.graph.fusion.values import Array
 
 SHAPE = (3, 2, 4)
@@ -17,8 +17,8 @@ def halves(x: Array) -> list[Array]:
 
 def test_rounding_to_fp32_is_seen() -> None:
     x = np.random.default_rng(0).standard_normal(SHAPE)
-    assert is_wide(lambda x: [x / 2], x)
-    assert not is_wide(halves, x)
+    assert computes_in_fp64(lambda x: [x / 2], x)
+    assert not computes_in_fp64(halves, x)
 
 
 def test_every_case_has_a_name_of_its_own() -> None:

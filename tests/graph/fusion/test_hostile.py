@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper, parser
 
 import capsedge
 from capsedge.graph.fusion import NoMatch
-from capsedge.graph.fusion.edit import in_order
+from capsedge.graph.fusion.edit import in_topological_order
 from capsedge.graph.fusion.execution import session_of
 from capsedge.graph.fusion.optimize_graph import optimize_model
 
@@ -180,6 +180,6 @@ def test_what_is_odd_computes_the_same(change: Callable[[onnx.ModelProto], None]
 def test_nodes_in_a_cycle_have_no_order() -> None:
     a, b = helper.make_node("Neg", ["y"], ["x"]), helper.make_node("Neg", ["x"], ["y"])
     with pytest.raises(NoMatch, match="cycle"):
-        in_order([a, b])
+        in_topological_order([a, b])
     again = [helper.make_node("Add", ["p", "p"], ["q"]), helper.make_node("Neg", ["z"], ["p"])]
-    assert [n.op_type for n in in_order(again)] == ["Neg", "Add"]
+    assert [n.op_type for n in in_topological_order(again)] == ["Neg", "Add"]

@@ -71,10 +71,10 @@ def test_every_operator_has_one() -> None:
     ("kernel", "strides"), [((1, 1), (1, 1)), ((3, 2), (2, 1)), ((6, 7), (1, 1)), ((2, 7), (3, 2))]
 )
 def test_windows_are_those_of_unfold(kernel: tuple[int, int], strides: tuple[int, int]) -> None:
-    from capsedge.models.ops.operator_inputs import windows
+    from capsedge.models.ops.operator_inputs import cut_windows
 
     x = torch.randn(2, 6, 7, 3, 4)
     wanted = x.unfold(1, kernel[0], strides[0]).unfold(2, kernel[1], strides[1])
     wanted = wanted.permute(0, 1, 2, 5, 6, 3, 4)
     wanted = wanted.reshape(2, *wanted.shape[1:3], kernel[0] * kernel[1] * 3, 4)
-    assert torch.equal(windows(x, kernel, strides), wanted)
+    assert torch.equal(cut_windows(x, kernel, strides), wanted)

@@ -65,7 +65,7 @@ def _no_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         raise NoKernelsHere("No kernels.", "They are not installed.", "")
 
     monkeypatch.setattr(MODULE, "_gpu", _CpuAsGpu())
-    monkeypatch.setattr(MODULE, "find_parts", parts)
+    monkeypatch.setattr(MODULE, "find_cuda_operators", parts)
     MODULE._plan.cache_clear()
     MODULE._library.cache_clear()
     yield
@@ -185,7 +185,7 @@ def _kernels(_no_kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
     library = find_library()
     if library is None:
         pytest.skip("the native library is not built: pip install -e . with a C++ compiler")
-    monkeypatch.setattr(MODULE, "find_parts", lambda: (library, Path("kernels.fatbin")))
+    monkeypatch.setattr(MODULE, "find_cuda_operators", lambda: (library, Path("kernels.fatbin")))
     monkeypatch.setattr(MODULE, "load_problem", lambda library, kernels: "")
 
 

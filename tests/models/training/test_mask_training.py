@@ -70,7 +70,7 @@ def test_a_shift_moves_image_and_mask_together(monkeypatch: pytest.MonkeyPatch):
     model = network()
     monkeypatch.setattr(
         mask_training,
-        "normalize",
+        "normalize_images",
         lambda x, _: seen.append(x) or x,  # type: ignore[func-returns-value]
     )
     masks = torch.zeros(4, 8, 8, dtype=torch.long)

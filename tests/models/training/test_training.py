@@ -26,7 +26,7 @@ from capsedge.models.training import train as epochs
 from capsedge.models.training.evaluate import (
     count_correct,
     evaluation_pairs,
-    normalize,
+    normalize_images,
     predict_all,
 )
 from capsedge.models.training.losses import batch_loss, fast_math
@@ -356,7 +356,9 @@ def test_pairs_are_judged_on_the_same_pairs_every_time(tmp_path: Path) -> None:
     model = build(config)
 
     def oracle(images: torch.Tensor) -> CapsuleOutput:
-        k = next(at for at, (c, _) in enumerate(one) if torch.equal(normalize(c, config), images))
+        k = next(
+            at for at, (c, _) in enumerate(one) if torch.equal(normalize_images(c, config), images)
+        )
         scores = torch.nn.functional.one_hot(one[k][1], 10).sum(1).float()
         scores[0] = scores[0].roll(1)  # the first pair is answered with two neighbours
         return CapsuleOutput(scores, images, images)
@@ -431,7 +433,7 @@ def test_windows_of_larger_images_have_no_margin(monkeypatch: pytest.MonkeyPatch
     """As many pixels as the image has to spare come in from its own, not zeros."""
     config = get_config("digits-attention")
     seen: list[torch.Tensor] = []
-    monkeypatch.setattr(losses, "normalize", lambda x, _: seen.append(x) or x)
+    monkeypatch.setattr(losses, "normalize_images", lambda x, _: seen.append(x) or x)
     ramp = torch.arange(1.0, 33).expand(64, 1, 32, 32)
     recipe = replace(RECIPE, shift=2)
     labels = torch.zeros(64, dtype=torch.long)

@@ -9,7 +9,7 @@ import torch
 from capsedge.datasets import ImageSet
 from capsedge.models import get_config
 from capsedge.models.training import augment
-from capsedge.models.training.evaluate import normalize, to_input, typical_input_of_training
+from capsedge.models.training.evaluate import normalize_images, to_input, typical_input_of_training
 from capsedge.runtime.metadata.typical_input import TypicalInput, measure_all
 from tools import draw_samples
 
@@ -36,7 +36,7 @@ def test_pairs_and_single_digits_are_to_be_seen() -> None:
         to_input(data.images, CONFIG), torch.as_tensor(data.classes), (36, 36),
         torch.Generator().manual_seed(5), diverse=False,
     )  # fmt: skip
-    assert refused(found, normalize(canvases, CONFIG)) <= 2
-    assert refused(found, normalize(each[:, 0], CONFIG)) <= 2
-    assert refused(found, normalize(torch.zeros(3, 1, 36, 36), CONFIG)) == 3
-    assert refused(found, normalize(torch.rand(50, 1, 36, 36), CONFIG)) == 50
+    assert refused(found, normalize_images(canvases, CONFIG)) <= 2
+    assert refused(found, normalize_images(each[:, 0], CONFIG)) <= 2
+    assert refused(found, normalize_images(torch.zeros(3, 1, 36, 36), CONFIG)) == 3
+    assert refused(found, normalize_images(torch.rand(50, 1, 36, 36), CONFIG)) == 50

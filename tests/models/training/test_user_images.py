@@ -21,7 +21,7 @@ from capsedge.models.checkpoint import load_checkpoint
 from capsedge.models.configs import Conv, DeepCapsConfig, ModelConfig, PSCapsNetConfig, ResNet
 from capsedge.models.fsanet_config import FSANetConfig
 from capsedge.models.training import user_images
-from capsedge.models.training.evaluate import by_class, confusion, draw
+from capsedge.models.training.evaluate import by_class, confusion, draw_confusion
 from capsedge.models.training.recipe import recipe_of
 from capsedge.models.training.train_options import TrainOptions
 from tests.exporters.nets import CONFIGS
@@ -183,13 +183,13 @@ def _set(counts: list[int], **pixels: Any) -> ImageSet:
 
 def test_few_and_unequal_images_are_named() -> None:
     said: list[str] = []
-    user_images.check_classes(["cat", "dog"], _set([60, 3]), said.append)
+    user_images.check_class_balance(["cat", "dog"], _set([60, 3]), said.append)
     assert "fewer than 10 training images: dog (3)" in said[0]
     assert "60 images of cat, 3 of dog" in said[1]
-    user_images.check_classes([str(k) for k in range(12)], _set([2] * 12), said.append)
+    user_images.check_class_balance([str(k) for k in range(12)], _set([2] * 12), said.append)
     assert said[2].endswith("9 (2) and 2 more classes")
     with pytest.raises(UsageError, match="no training images of dog"):
-        user_images.check_classes(["cat", "dog"], _set([60]), said.append)
+        user_images.check_class_balance(["cat", "dog"], _set([60]), said.append)
 
 
 def test_one_class_is_none(tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_lines_by_class() -> None:
 def test_the_confusion_matrix_is_drawn(tmp_path: Path, count: int) -> None:
     pytest.importorskip("matplotlib")
     names = [f"{k} $x_$ \u732b{'long ' * (k % 9)}" for k in range(count)]
-    draw(names, np.eye(count, dtype=np.int64) * 3, tmp_path / "confusion.png")
+    draw_confusion(names, np.eye(count, dtype=np.int64) * 3, tmp_path / "confusion.png")
     with Image.open(tmp_path / "confusion.png") as picture:
         assert min(picture.size) > 1000
 

@@ -9,10 +9,14 @@ import numpy as np
 import pytest
 
 import capsedge
-from capsedge.runtime.backends.backend import Event
+from capsedge.runtime.backends.backend import OperatorEvent
 from capsedge.runtime.onnx_file.structure import GraphStructure, Node
 from capsedge.runtime.profiling import report_text
-from capsedge.runtime.profiling.operator_times import NETWORKS, exclusive_durations, executed
+from capsedge.runtime.profiling.operator_times import (
+    NETWORKS,
+    exclusive_durations,
+    executed_operators,
+)
 from tests.optimization.cascades import pair, pixels
 
 
@@ -81,14 +85,14 @@ def test_the_branch_that_ran_is_found():
         (["Relu", "Neg", "If", "Exp"], ["", "left", "", ""]),
         (["Relu", "Abs", "If", "If", "Exp"], ["", "inner", "right", "", ""]),
     ):
-        found = executed(whole, kinds)
+        found = executed_operators(whole, kinds)
         assert found is not None
         assert [body.name for body in found.bodies] == bodies
         assert [node.op for node in found.graph.nodes] == kinds
-    assert executed(whole, ["Relu", "If", "Exp"]) is None
+    assert executed_operators(whole, ["Relu", "If", "Exp"]) is None
 
 
 def test_a_branch_does_not_count_twice():
     times = [("Relu", 0, 5), ("Abs", 12, 3), ("If", 11, 5), ("If", 10, 20), ("Exp", 31, 2)]
-    run = [Event(kind, kind, start, taken) for kind, start, taken in times]
+    run = [OperatorEvent(kind, kind, start, taken) for kind, start, taken in times]
     assert exclusive_durations(run).tolist() == [5, 3, 2, 15, 2]

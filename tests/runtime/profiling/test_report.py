@@ -14,7 +14,11 @@ from onnx import TensorProto, helper
 
 import capsedge
 from capsedge.errors import EnvironmentProblem, UsageError
-from capsedge.runtime.profiling.profile import Conditions, ProfileReport, measurement_warnings
+from capsedge.runtime.profiling.profile import (
+    MeasurementConditions,
+    ProfileReport,
+    measurement_warnings,
+)
 from capsedge.runtime.profiling.profile_options import ProfileOptions
 from tests.conftest import ROOT
 
@@ -163,7 +167,7 @@ def test_inputs_that_are_no_numbers_are_refused(tmp_path: Path):
 
 def test_warnings(report: ProfileReport):
     run = report.runs[0]
-    calm = Conditions((1.0, 1.0), 0.0, 2, 0.0)
+    calm = MeasurementConditions((1.0, 1.0), 0.0, 2, 0.0)
     steady = {**run.latency.__dict__, "cv": 0.01}
     latency = type(run.latency)(**steady)
     window = type(run.stable)(0, 100, latency.median)
@@ -171,7 +175,7 @@ def test_warnings(report: ProfileReport):
     found = measurement_warnings(
         type(run.latency)(**{**steady, "cv": 0.5}),
         type(run.stable)(None, 0, 1.0),
-        Conditions((1.0, 0.5), 3.0, 2, 0.2),
+        MeasurementConditions((1.0, 0.5), 3.0, 2, 0.2),
         None,
         False,
     )
