@@ -75,6 +75,12 @@ def _trained(_: click.Context) -> Iterable[str]:
     return MODELS
 
 
+def _zoo(_: click.Context) -> Iterable[str]:
+    from capsedge.runtime.zoo import FILES
+
+    return FILES
+
+
 def _variants(ctx: click.Context) -> Iterable[str]:
     """The variants of the family given by ``--family``; of all families without it."""
     chosen = ctx.params.get("family")
@@ -108,6 +114,7 @@ SOURCES: Mapping[str, Callable[[click.Context], Iterable[str]]] = {
     "models": _models,
     "trained": _trained,
     "variants": _variants,
+    "zoo": _zoo,
 }
 
 

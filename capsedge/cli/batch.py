@@ -54,7 +54,7 @@ Model = Annotated[
     Argument(
         metavar="MODEL",
         help="ONNX file, TensorRT engine, name from the zoo (digits-em), or address.",
-        complete="trained",
+        complete="zoo",
     ),
     PathRole(reads=True, check=check_model, named=_local_model),
 ]

@@ -34,7 +34,7 @@ Models = Annotated[
     Argument(
         metavar="MODEL...",
         help="ONNX files from `capsedge export`, or names from the zoo (digits-em).",
-        complete="trained",
+        complete="zoo",
     ),
     READS_MODEL_OR_NAME,
 ]
@@ -109,7 +109,7 @@ ServedModels = Annotated[
             "ONNX files, TensorRT engines, or names from the zoo (digits-em); NAME=FILE sets the "
             "name that clients use."
         ),
-        complete="trained",
+        complete="zoo",
     ),
     PathRole(reads=True, check=check_model, named=_file),
 ]

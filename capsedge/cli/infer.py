@@ -81,7 +81,7 @@ Models = Annotated[
             "ONNX file, TensorRT engine, or a name from the zoo (digits-em); digits-dynamic by "
             "default. Repeat it for an ensemble, which averages scores."
         ),
-        complete="trained",
+        complete="zoo",
     ),
     READS_MODEL_OR_NAME,
 ]

@@ -19,7 +19,7 @@ Model = Annotated[
     str,
     Argument(
         help="ONNX file, TensorRT engine, or a name from the zoo (digits-em).",
-        complete="trained",
+        complete="zoo",
     ),
     READS_MODEL_OR_NAME,
 ]

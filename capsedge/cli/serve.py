@@ -31,7 +31,7 @@ Models = Annotated[
             "ONNX files, TensorRT engines, or names from the zoo (digits-em); NAME=FILE or "
             "NAME:VERSION=FILE sets the name that clients use."
         ),
-        complete="trained",
+        complete="zoo",
     ),
     PathRole(reads=True, check=check_model, named=_file),
 ]

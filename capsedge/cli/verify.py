@@ -31,7 +31,7 @@ Models = Annotated[
         metavar="MODEL...",
         help="ONNX file, TensorRT engine, name from the zoo (digits-em), or folder of `capsedge build "
         "--target c`; several for an ensemble.",
-        complete="trained",
+        complete="zoo",
     ),
     READS_MODEL_OR_FOLDER,
 ]

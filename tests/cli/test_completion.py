@@ -22,7 +22,7 @@ from capsedge.runtime.zoo import ROUTINGS
 from capsedge.spec.vocabularies import PROVIDERS
 from tools.docs.commands import verbs
 
-TRAINED = list(zoo.MODELS)
+TRAINED, FILES = list(zoo.MODELS), list(zoo.FILES)
 
 
 def answered(line: str) -> list[tuple[str, str]]:
@@ -101,14 +101,14 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
         ("capsedge quantize x.onnx --calib-data my", []),
         ("capsedge export -o ", []),
         ("capsedge batch digits-em s3", []),
-        ("capsedge infer --model ", TRAINED),
+        ("capsedge infer --model ", FILES),
         ("capsedge infer ", []),
         ("capsedge export --checkpoint di", starting(MODELS, "di")),
         ("capsedge export --module ", []),
         ("capsedge train --model em-", starting(MODELS, "em-")),
-        ("capsedge verify ", TRAINED),
+        ("capsedge verify ", FILES),
         ("capsedge verify x.onnx --checkpoint ", TRAINED),
-        ("capsedge deploy web ", TRAINED),
+        ("capsedge deploy web ", FILES),
     ],
 )
 def test_files_are_left_to_the_shell(line: str, names: list[str]) -> None:
@@ -143,10 +143,10 @@ def test_bash(tmp_path: Path) -> None:
         env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
     )  # fmt: skip
     assert done.stdout.splitlines() == [
-        *("compopt -o default", " ".join(TRAINED)),
+        *("compopt -o default", " ".join(FILES)),
         *("compopt -o default", ""),
         "web triton kserve",
-        *("compopt -o default", " ".join(TRAINED)),
+        *("compopt -o default", " ".join(FILES)),
     ], done.stderr
 
 
