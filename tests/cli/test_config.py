@@ -85,6 +85,13 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         native_library.find_embedding()
 
 
+def through_ctypes(model: Path, *images: Path) -> str:
+    """What the example in Python prints, without the packages of this environment."""
+    library = json.loads(config("--json"))["library"]
+    program = Path(config("examples")) / "classify.py"
+    return run(sys.executable, "-S", program, library, model, *images)
+
+
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("options", [[], ["--top", "3"], ["--threshold", "0.35"], ["--invert"]])
 def test_classify_prints_what_infer_prints(programs: Path, options: list[str]) -> None:
@@ -108,9 +115,7 @@ def test_nothing_to_see(programs: Path, tmp_path: Path, options: list[str]) -> N
         # The class with the word beside it, as above; the reason goes to standard error.
         said = run(programs / "classify_c", default_model(), blank)
         assert re.match(rf"{re.escape(str(blank))}: \d \(nothing to see\), length 0\.", said)
-        program = Path(config("examples")) / "classify.py"
-        library = json.loads(config("--json"))["library"]
-        said = run(sys.executable, program, library, default_model(), blank)
+        said = through_ctypes(default_model(), blank)
         assert re.match(rf"{re.escape(str(blank))}: \d \(nothing to see\), 0\.", said)
 
 
@@ -132,7 +137,7 @@ def test_examples_print_the_values_of_a_regression(programs: Path, tmp_path: Pat
     in_c = run(programs / "classify_c", path, SAMPLES[0])
     values = load(path).predict(SAMPLES[0])[0].values
     texts = [f"{v.name} {v.value:.4g} {v.unit}".rstrip() for v in values]
-    assert in_c == f"{SAMPLES[0]}: {', '.join(texts)}\n"
+    assert in_c == f"{SAMPLES[0]}: {', '.join(texts)}\n" == through_ctypes(path, SAMPLES[0])
 
 
 def test_examples_print_the_shares_of_a_mask(programs: Path) -> None:
@@ -141,7 +146,7 @@ def test_examples_print_the_shares_of_a_mask(programs: Path) -> None:
     wanted = run(sys.executable, "-m", "capsedge", "infer", "--model", model, image)
     assert run(programs / "classify", model, image) == wanted
     in_c = run(programs / "classify_c", model, image)
-    assert in_c == f"{image}: background 0.8623, digit 0.1377\n"
+    assert in_c == f"{image}: background 0.8623, digit 0.1377\n" == through_ctypes(model, image)
 
 
 def test_onnxruntime_reports_nothing(programs: Path, tmp_path: Path) -> None:
@@ -157,9 +162,7 @@ def test_onnxruntime_reports_nothing(programs: Path, tmp_path: Path) -> None:
 def test_classify_in_c_and_through_ctypes(programs: Path) -> None:
     found = run(programs / "classify_c", default_model(), SAMPLES[0])
     assert f"{SAMPLES[0]}: 3, length 0.9" in found
-    library = json.loads(config("--json"))["library"]
-    program = Path(config("examples")) / "classify.py"
-    found = run(sys.executable, "-S", program, library, default_model(), *SAMPLES)
+    found = through_ctypes(default_model(), *SAMPLES)
     assert found.splitlines()[0].startswith(f"{SAMPLES[0]}: 3, 0.9")
     assert len(found.splitlines()) == 2
 

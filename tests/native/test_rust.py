@@ -86,6 +86,17 @@ def test_values_of_a_regression(program: Path, tmp_path: Path) -> None:
         ]
 
 
+def test_the_shares_of_a_mask(program: Path, tmp_path: Path) -> None:
+    model = default_model().with_name("digits-clutter.onnx")
+    image = default_model().with_name("clutter") / "digit-8.png"
+    picture, mask = pixels(image), load(model).predict(image)[0].mask
+    assert mask is not None
+    path = tmp_path / "digit.ppm"
+    Image.fromarray(picture).save(path, "PPM")
+    shares = [f"{name} {(mask == k).mean()}" for k, name in enumerate(("background", "digit"))]
+    assert run(program, model, path) == f"{path}: {'; '.join(shares)}\n"
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [

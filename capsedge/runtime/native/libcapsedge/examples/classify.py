@@ -1,4 +1,4 @@
-"""Classify images through ctypes, with only the standard library: LIBRARY MODEL IMAGE.png...
+"""Classify or segment images through ctypes, with only the standard library: LIBRARY MODEL IMAGE.png...
 
 An example for any language with a C interface; the structures are those of capsedge.h.
 """
@@ -9,6 +9,7 @@ import ctypes
 import struct
 import sys
 import zlib
+from collections import Counter
 
 
 class Image(ctypes.Structure):
@@ -44,6 +45,10 @@ class Result(ctypes.Structure):
         ("values", ctypes.POINTER(ctypes.c_double)),
         ("value_count", ctypes.c_size_t),
         ("atypical", ctypes.c_char_p),
+        ("escalated", ctypes.c_int32),
+        ("mask", ctypes.POINTER(ctypes.c_uint8)),
+        ("mask_height", ctypes.c_int32),
+        ("mask_width", ctypes.c_int32),
     )
 
 
@@ -92,6 +97,32 @@ def read_png(path: str) -> tuple[bytes, int, int, int]:
     return bytes(pixels), height, width, channels
 
 
+def shares(session: ctypes.c_void_p, mask: bytes) -> str:
+    """The classes of a mask, each with its share of the pixels that the network saw."""
+    counts = Counter(mask)
+    seen = len(mask) - counts.pop(255, 0)
+    words = []
+    for number, count in sorted(counts.items()):
+        name = ctypes.c_char_p()
+        call("capsedge_class_name", session, ctypes.c_int32(number), ctypes.byref(name))
+        words.append(f"{(name.value or b'').decode()} {count / seen:.4f}")
+    return ", ".join(words)
+
+
+def values(session: ctypes.c_void_p, result: Result) -> str:
+    """The values of a regression with their names and units."""
+    words = []
+    for k in range(result.value_count):
+        name, unit = ctypes.c_char_p(), ctypes.c_char_p()
+        where = ctypes.byref(name), ctypes.byref(unit)
+        call("capsedge_value_name", session, ctypes.c_size_t(k), *where)
+        text = (
+            f"{(name.value or b'').decode()} {result.values[k]:.4g} {(unit.value or b'').decode()}"
+        )
+        words.append(text.rstrip())
+    return ", ".join(words)
+
+
 def main() -> None:
     global library
     if len(sys.argv) < 4:
@@ -112,6 +143,11 @@ def main() -> None:
         if result.atypical:
             print(f"{path}: nothing to see: {result.atypical.decode()}", file=sys.stderr)
         marked = " (nothing to see)" if result.atypical else ""
+        if result.mask:
+            size = result.mask_height * result.mask_width
+            print(f"{path}:{marked} {shares(session, ctypes.string_at(result.mask, size))}")
+        if result.value_count:
+            print(f"{path}:{marked} {values(session, result)}")
         for label in result.labels[: result.label_count]:
             print(f"{path}: {label.name.decode()}{marked}, {label.score:.4f}")
     call("capsedge_prediction_close", prediction)

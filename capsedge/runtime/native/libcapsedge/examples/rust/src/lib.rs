@@ -91,6 +91,16 @@ impl Session {
         Ok(Session { handle })
     }
 
+    /// The name of a class; its number if the file does not name classes.
+    pub fn class_name(&self, index: u8) -> Result<String> {
+        let mut name = ptr::null();
+        // SAFETY: the string belongs to the session, which is open.
+        unsafe {
+            check(sys::capsedge_class_name(self.handle, index.into(), &mut name))?;
+            Ok(text(name))
+        }
+    }
+
     /// Name and unit of a regression's value.
     pub fn value_name(&self, index: usize) -> Result<(String, String)> {
         let (mut name, mut unit) = (ptr::null(), ptr::null());
@@ -185,16 +195,22 @@ pub struct Label<'a> {
 pub struct ImageResult<'a> {
     labels: &'a [sys::capsedge_label],
     pose_size: usize,
-    /// "length" or "probability"; empty for a regression.
+    /// "length" or "probability"; empty for a regression and a segmentation.
     pub score_kind: String,
-    /// One per class.
+    /// One per class; none of a regression and a segmentation.
     pub scores: &'a [f64],
     /// The values of a regression.
     pub values: &'a [f64],
+    /// Why there is nothing to see in the image; empty if there is something, or if the model has no criterion.
+    pub atypical: String,
+    /// The class of each pixel, row by row, of a segmentation; 255 where the network did not see the image.
+    pub mask: &'a [u8],
+    pub mask_height: usize,
+    pub mask_width: usize,
     _prediction: PhantomData<&'a Prediction>,
 }
 
-impl<'a> Answer<'a> {
+impl<'a> ImageResult<'a> {
     /// Labels, best first.
     pub fn labels(&self) -> impl Iterator<Item = Label<'a>> + '_ {
         self.labels.iter().map(move |label| {
@@ -220,8 +236,8 @@ impl Prediction {
     }
 
     /// The result for image `i`.
-    pub fn answer(&self, i: usize) -> Result<ImageResult<'_>> {
-        let mut found = sys::capsedge_result {
+    pub fn result(&self, i: usize) -> Result<ImageResult<'_>> {
+        let mut result = sys::capsedge_result {
             size: size_of::<sys::capsedge_result>(),
             labels: ptr::null(),
             label_count: 0,
@@ -232,16 +248,27 @@ impl Prediction {
             score_kind: ptr::null(),
             values: ptr::null(),
             value_count: 0,
+            atypical: ptr::null(),
+            escalated: -1,
+            mask: ptr::null(),
+            mask_height: 0,
+            mask_width: 0,
         };
-        // SAFETY: what the result points to belongs to the prediction, which the answer borrows.
+        let count = |n: i32| usize::try_from(n).unwrap_or(0);
+        // SAFETY: what the result points to belongs to the prediction, which the `ImageResult` borrows.
         unsafe {
-            check(sys::capsedge_prediction_result(self.handle, i, &mut found))?;
+            check(sys::capsedge_prediction_result(self.handle, i, &mut result))?;
+            let (mask_height, mask_width) = (count(result.mask_height), count(result.mask_width));
             Ok(ImageResult {
-                labels: view(found.labels, found.label_count),
-                pose_size: usize::try_from(found.pose_size).unwrap_or(0),
-                score_kind: text(found.score_kind),
-                scores: view(found.scores, usize::try_from(found.class_count).unwrap_or(0)),
-                values: view(found.values, found.value_count),
+                labels: view(result.labels, result.label_count),
+                pose_size: count(result.pose_size),
+                score_kind: text(result.score_kind),
+                scores: view(result.scores, count(result.class_count)),
+                values: view(result.values, result.value_count),
+                atypical: text(result.atypical),
+                mask: view(result.mask, mask_height * mask_width),
+                mask_height,
+                mask_width,
                 _prediction: PhantomData,
             })
         }

@@ -70,6 +70,11 @@ pub struct capsedge_result {
     pub score_kind: *const c_char,
     pub values: *const f64,
     pub value_count: usize,
+    pub atypical: *const c_char,
+    pub escalated: i32,
+    pub mask: *const u8,
+    pub mask_height: i32,
+    pub mask_width: i32,
 }
 
 extern "C" {
@@ -82,6 +87,11 @@ extern "C" {
         session: *mut *mut capsedge_session,
     ) -> *mut capsedge_status;
     pub fn capsedge_close(session: *mut capsedge_session) -> *mut capsedge_status;
+    pub fn capsedge_class_name(
+        session: *mut capsedge_session,
+        index: i32,
+        name: *mut *const c_char,
+    ) -> *mut capsedge_status;
     pub fn capsedge_value_name(
         session: *mut capsedge_session,
         index: usize,
