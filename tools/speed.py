@@ -114,9 +114,10 @@ def table(runs: Sequence[Run]) -> str:
                 f"| {title if batch == BATCHES[0] else ''} | {batch} | {' | '.join(cells)} |"
             )
     dates = sorted({run["date"] for run in runs})
+    days = f"{len(dates)} days ({', '.join(dates)})" if len(dates) > 1 else dates[0]
     lines += [
         "",
-        f"Ratios are medians of {len(runs)} runs on {len(dates)} days ({', '.join(dates)}), with "
+        f"Ratios are medians of {len(runs)} runs on {days}, with "
         "the smallest and the largest in brackets; milliseconds are those of the last run.",
     ]
     return "\n".join(lines) + "\n"

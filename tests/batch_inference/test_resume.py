@@ -385,7 +385,7 @@ def test_two_runs_do_not_share_an_output(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_killed_command_goes_on(number: signal.Signals, tmp_path: Path) -> None:
-    source = KINDS["npy"](pixels(12_000), tmp_path)
+    source = KINDS["npy"](pixels(40_000), tmp_path)
     words = [sys.executable, "-m", "capsedge", "batch", MODEL, str(source), "--threads", "1", "-o"]
     subprocess.run([*words, str(tmp_path / "whole.parquet")], check=True, capture_output=True)
     process = subprocess.Popen(
