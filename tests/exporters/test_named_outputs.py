@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="pip install 'capsedge[export]'")
+pytest.importorskip("torch", reason="pip install 'capsedge[export]'")
+
+import torch
 
 from capsedge.errors import UnsupportedModelError
 from capsedge.exporters.flat_module import named_outputs
