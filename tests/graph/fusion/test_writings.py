@@ -64,6 +64,7 @@ GIVEN = {
 }
 REFUSED = {
     D.BatchMean: "averaged over the batch",
+    D.OneMoreThanLength: "the squash s/(1 + n)",
     D.OverParents: "squash over the parents",
     D.PerElement: "one logit for each element",
 }
