@@ -170,6 +170,15 @@ def test_an_epsilon_that_no_operator_has_leaves_the_routing() -> None:
 
 
 @pytest.mark.thorough
+def test_bounded_variances_are_named() -> None:
+    data = exported(E.ClampedSpread(), E.Writing.example(3)).SerializeToString()
+    improved = optimize_model(data)
+    assert not improved.fusion.fused
+    reasons = [each.reason for each in improved.fusion.not_fused]
+    assert any("bounded variances, which no operator has" in each for each in reasons)
+
+
+@pytest.mark.thorough
 def test_normalized_activations_and_coordinates_are_recognized() -> None:
     improved = optimize_model(exported(E.Renormalized(), E.Writing.example(3)).SerializeToString())
     assert operators(improved) == {"EMRouting": 2}
