@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import torch
@@ -131,6 +131,8 @@ def named_outputs(result: Any) -> dict[str, Tensor]:
                 walk(f"{name}_{key}" if name else str(key), each)
         elif isinstance(value, tuple) and hasattr(value, "_fields"):
             walk(name, dict(zip(value._fields, value, strict=True)))
+        elif is_dataclass(value) and not isinstance(value, type):
+            walk(name, {each.name: getattr(value, each.name) for each in fields(value)})
         elif isinstance(value, (tuple, list)):
             for k, each in enumerate(value):
                 walk(f"{name or 'output'}_{k}", each)
@@ -144,7 +146,7 @@ def named_outputs(result: Any) -> dict[str, Tensor]:
             f"Not a tensor of real numbers: {', '.join(wrong)}."
             if wrong
             else "forward returns nothing.",
-            "Return a tensor, a tuple, a named tuple or a dict of tensors.",
+            "Return a tensor, a tuple, a named tuple, a dict or a dataclass of tensors.",
         )
     return found
 

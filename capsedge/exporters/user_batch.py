@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
 
 from capsedge.errors import CapsedgeError, UnsupportedModelError
 from capsedge.exporters.flat_module import Flat, named_outputs, repeated_to_batch, run_fp64, to_fp64
@@ -355,7 +356,7 @@ _KEEP = (
 )
 _DROPOUT = (
     "Draw only during training: F.dropout(x, p, training=self.training), or nn.Dropout, which "
-    "model.eval() switches off."
+    "model.eval() switches off unless forward calls .train()."
 )
 _GUMBEL = "Draw only during training: if self.training: F.gumbel_softmax(...), else softmax(logits / tau)."
 
@@ -389,7 +390,7 @@ def check_repeatable(module: nn.Module, run: Run, cases: Iterable[Sequence[Tenso
                     other = _kept(run(_copies(inputs)))
                 off = _difference(first, other)
                 if off is not None:
-                    raise _seeded(draws, off)
+                    raise _seeded(module, draws, off)
 
 
 def _copies(inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -430,7 +431,7 @@ def _unrepeatable(
             "The module draws random numbers: two runs on the same input differ, so a file cannot "
             "be compared with it."
         )
-        return UnsupportedModelError(what, why, _advice(draws), details=_called(draws))
+        return UnsupportedModelError(what, why, _advice(module, draws), details=_called(draws))
     after = module.state_dict()
     changed = [n for n, t in before.items() if n in after and not torch.equal(t, after[n])]
     if changed:
@@ -447,14 +448,16 @@ def _unrepeatable(
     )
 
 
-def _seeded(draws: Draws, off: tuple[str, float, float, float]) -> UnsupportedModelError:
+def _seeded(
+    module: nn.Module, draws: Draws, off: tuple[str, float, float, float]
+) -> UnsupportedModelError:
     """The error for numbers that are the same in each run because the code seeds their generator."""
     name, _, difference, size = off
     return UnsupportedModelError(
         "The module draws random numbers, which a file cannot reproduce: it has no PyTorch generator.",
         "Two runs agree only because the code seeds the generator; with other numbers, output "
         f"'{name}' differs by {difference:.3g} (its largest value is {size:.3g}).",
-        _advice(draws),
+        _advice(module, draws),
         details=_called(draws),
     )
 
@@ -464,8 +467,9 @@ def _called(draws: Draws) -> list[str]:
     return draws.lines[:_LINES] or [f"It calls {', '.join(dict.fromkeys(draws.names))}."]
 
 
-def _advice(draws: Draws) -> str:
+def _advice(module: nn.Module, draws: Draws) -> str:
     code = " ".join(draws.lines).lower()
     if "gumbel" in code:
         return _GUMBEL
-    return _DROPOUT if "drop" in code else _KEEP
+    left_on = any(isinstance(m, _DropoutNd) and m.training and m.p for m in module.modules())
+    return _DROPOUT if left_on or "drop" in code else _KEEP

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -317,11 +318,16 @@ def check_origin(metadata: ModelMetadata | None, checkpoint: Path, checksum: str
     """
     declared = metadata.checkpoint_sha256 if metadata is not None else ""
     if declared and declared != checksum:
+        own = provenance_of(metadata) is Provenance.MODULE
+        options = reference_options(metadata).rpartition(" ")[0]
+        again = f"capsedge export {options} {shlex.quote(str(checkpoint))}"
         raise ArtefactError(
             f"The file was not exported from {checkpoint}.",
-            f"Its metadata names the checkpoint {declared}; this one has {checksum}.",
-            "Pass the right one with --checkpoint, or export again: capsedge export --checkpoint "
-            f"{checkpoint}",
+            f"Its metadata names {'weights' if own else 'a checkpoint'} with the SHA-256 {declared}; "
+            f"this file has {checksum}.",
+            "Pass the right one, or export again with this one.",
+            command=f"Pass the right one with {'--weights' if own else '--checkpoint'}, or export "
+            f"again: {again}",
         )
 
 

@@ -21,7 +21,7 @@ class Net(nn.Module):
     def __init__(self, drawn: str) -> None:
         super().__init__()
         self.layer, self.drawn = nn.Linear(8, 4), drawn
-        self.drop = nn.Dropout(0.3)
+        self.drop = self.sparse = nn.Dropout(0.3)
         self.generator = np.random.default_rng(0)
         self.register_buffer("kept", torch.randn(4))
         self.register_buffer("count", torch.zeros(4))
@@ -39,6 +39,9 @@ class Net(nn.Module):
             case "switched on":
                 self.drop.train()
                 return self.drop(y)
+            case "training":
+                self.train()
+                return self.sparse(y)
             case "gate":
                 return y * (torch.rand_like(y) > 0.2)
             case "gumbel":
@@ -65,6 +68,7 @@ DRAWING = {
     "init": ("nn.init.normal_", "register_buffer"),
     "forgotten": ("F.dropout(y, 0.5)", "training=self.training"),
     "switched on": ("self.drop(y)", "training=self.training"),
+    "training": ("self.sparse(y)", "unless forward calls .train()"),
     "gate": ("rand_like", "register_buffer"),
     "gumbel": ("gumbel_softmax", "if self.training"),
     "numpy": ("default_rng", "register_buffer"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -14,6 +15,8 @@ from onnx import helper, numpy_helper
 import capsedge
 from capsedge.errors import ArtefactError, ParityError, UnsupportedModelError, UsageError
 from capsedge.runtime.files.writing import sha256
+from capsedge.runtime.metadata.metadata import ModelMetadata
+from capsedge.verification.reference import check_origin
 from capsedge.verification.verify_options import VerifyOptions
 
 ROUTINGS = ("dynamic", "em", "attention")
@@ -149,6 +152,19 @@ def test_nan_weights_are_named(dynamic, tmp_path) -> None:
 def test_other_checkpoint_is_refused(families) -> None:
     with pytest.raises(ArtefactError, match="not exported from"):
         capsedge.verify(families["em"].checkpoint, families["dynamic"].onnx(), limit=2)
+
+
+@pytest.mark.parametrize(
+    ("configuration", "option"), [({"classes": 10}, "--checkpoint"), ({}, "--module CODE.py:Net")]
+)
+def test_other_weights_are_refused_with_the_options_of_the_file(configuration, option) -> None:
+    metadata = ModelMetadata("Net", configuration, "", 0, (), None, checkpoint_sha256="a")
+    check_origin(metadata, Path("my net.pt"), "a")
+    with pytest.raises(ArtefactError, match="not exported from") as caught:
+        check_origin(metadata, Path("my net.pt"), "b")
+    assert option in caught.value.command
+    assert caught.value.command.endswith(" 'my net.pt'")
+    assert ("--weights" in caught.value.command) is not bool(configuration)
 
 
 def test_file_without_a_known_checkpoint(dynamic) -> None:

@@ -90,13 +90,36 @@ def _prune(graph: onnx.GraphProto) -> None:
     ir.replace_repeated(graph.node, [whole.nodes[k] for k in whole.before(whole.outputs)])
 
 
-def _refused(node: onnx.NodeProto, operator: str, why: str) -> UnsupportedModelError:
+def _refused(
+    node: onnx.NodeProto, operator: str, why: str, graph: Graph | None = None
+) -> UnsupportedModelError:
+    """The error for a node.
+
+    Args:
+        graph: the node's, to say which outputs would do without it.
+    """
     name = node.name or next(iter(node.output), "")
     domain = "" if node.domain in ("", "ai.onnx") else f"{node.domain}::"
     return UnsupportedModelError(
         f"The node '{printable(name)}' ({printable(domain + operator)}) cannot be written as C.",
         f"It is {printable(why)}." if why.startswith(("an ", "a ")) else f"{printable(why)}.",
-        "Run the file with the Python, C or browser runtime instead, or change the network.",
+        f"{_without(node, graph)}Run the file with the Python, C or browser runtime instead, or change the "
+        "network.",
+    )
+
+
+def _without(node: onnx.NodeProto, graph: Graph | None) -> str:
+    """The advice to leave out the outputs that need a node, where others do not need it."""
+    if graph is None:
+        return ""
+    at = graph.position(next(filter(None, node.output), ""))
+    wanting = sorted(o for o in graph.outputs if at in graph.before([o]))
+    if not 0 < len(wanting) < len(graph.outputs):
+        return ""
+    names = ", ".join(f"'{printable(o)}'" for o in wanting)
+    return (
+        f"Only the output{'s' * (len(wanting) > 1)} {names} need{'s' * (len(wanting) == 1)} it: return the "
+        "others alone from forward, and export again. "
     )
 
 
@@ -155,7 +178,7 @@ class Translation:
                 shape, dtype, contiguous_strides(shape), buffer=buffer
             )
         self._values.update(self.inputs)
-        graph = Graph.of(model.graph)
+        self._graph = graph = Graph.of(model.graph)
         finals = graph.outputs
         done: set[str] = set()
         for node in model.graph.node:
@@ -200,12 +223,14 @@ class Translation:
     def _node(self, node: onnx.NodeProto, relu: onnx.NodeProto | None) -> None:
         operator = operator_of(node.op_type) if node.domain == DOMAIN else node.op_type
         if node.domain not in ("", "ai.onnx", DOMAIN):
-            raise _refused(node, operator, f"It is of the domain {node.domain}")
+            raise _refused(node, operator, f"It is of the domain {node.domain}", self._graph)
         attributes = _attributes(node)
         try:
             self._translated(node, operator, attributes, relu)
         except Untranslatable as error:
-            raise _refused(node, operator, f"This has no translation: {error}") from error
+            raise _refused(
+                node, operator, f"This has no translation: {error}", self._graph
+            ) from error
 
     def _translated(
         self,
@@ -233,7 +258,7 @@ class Translation:
             return
         translate = TRANSLATORS.get(operator)
         if translate is None:
-            raise _refused(node, operator, "an operator that has no translation")
+            raise _refused(node, operator, "an operator that has no translation", self._graph)
         read = CNode(
             node.name or node.output[0],
             operator,

@@ -25,8 +25,14 @@ def _axis(f: BatchFreeing, default: int, rank: int, name: str = "axis") -> int:
 
 def _stays_separate(f: BatchFreeing, batch_axis: BatchAxis, *axes: int) -> None:
     """Refuse an operation along the image axis."""
-    if batch_axis.axis in axes:
-        raise f.wrong("it works across the images of a batch")
+    if batch_axis.axis not in axes:
+        return
+    if batch_axis.row is not None and not batch_axis.pure:
+        raise f.wrong(
+            "in a loop that takes single images as x[k], it works along the axis after theirs; "
+            "x[k : k + 1] keeps their axis"
+        )
+    raise f.wrong("it works across the images of a batch")
 
 
 def elementwise(f: BatchFreeing) -> None:

@@ -1,4 +1,7 @@
-"""Replace values that a file computes from fixed sizes with constants: slice bounds, Reshape targets."""
+"""Replace what does not depend on the input: slice bounds, Reshape targets, a softmax over one element.
+
+A layer with a single parent, such as the last one of SegCaps, has couplings that are all 1.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,8 @@ from capsedge.graph.merge import FOLDED
 
 _BATCHES = (2, 3, 5)
 _LARGEST = 1 << 20  # maximum number of elements of a value that becomes an initializer
+
+# --- Values computed from fixed sizes ---
 
 
 def constant_shapes(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
@@ -89,3 +94,58 @@ def _constant(runs: list[Array], target: bool) -> Array | None:
     if varying.sum() > 1 or (rest == 0).any() or (rest == -1).any():
         return None
     return np.where(varying, -1, first).astype(np.int64)
+
+
+# --- Softmaxes over one element ---
+
+_VIEWS = ("Expand", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
+
+
+def without_single_softmaxes(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
+    """A copy without softmaxes over an axis of one element, all of whose values are 1; and their number.
+
+    A product with such values becomes its other factor. Other nodes read the first softmax of the same shape,
+    so what is computed for the logits of the later ones is dropped.
+    """
+    if not any(n.op_type == "Softmax" and not n.domain for n in model.graph.node):
+        return model, 0
+    try:
+        graph = Values(model)
+    except NoMatch:
+        return model, 0
+    ones: dict[str, str] = {}  # tensors of ones: the first of the same shape
+    others: dict[str, str] = {}  # results of products with ones: the other factor
+    first: dict[tuple[int, ...], str] = {}
+    count = 0
+    for node in graph.nodes:
+        name = node.output[0] if node.output else ""
+        if node.domain or name not in graph.shapes:
+            continue
+        if node.op_type == "Softmax" and _is_single(graph, node):
+            count += 1
+            ones[name] = first.setdefault(graph.shapes[name], name)
+        elif node.op_type in _VIEWS and node.input[0] in ones:
+            ones[name] = name
+        elif node.op_type == "Mul":
+            for one, other in (node.input, reversed(node.input)):
+                if one in ones and graph.shapes.get(other) == graph.shapes[name]:
+                    others[name] = others.get(other, other)
+    if not others and all(name == same for name, same in ones.items()):
+        return model, 0
+    copy = copy_of(model)
+    kept = {o.name for o in model.graph.output}
+    instead = {k: v for k, v in (ones | others).items() if k not in kept}
+    for node in copy.graph.node:
+        for k, name in enumerate(node.input):
+            node.input[k] = instead.get(name, name)
+    remove_dead_nodes(copy)
+    return copy, count
+
+
+def _is_single(graph: Values, node: onnx.NodeProto) -> bool:
+    """Whether a softmax normalizes over an axis of one element that does not count images."""
+    shape = graph.shapes[node.output[0]]
+    if not shape:
+        return False
+    axis = int(graph.attribute(node, "axis", -1)) % len(shape)
+    return shape[axis] == 1 and (graph.batch > 1 or (axis > 0 and not graph.free))

@@ -351,9 +351,9 @@ def _sums(
     some = sampled_positions(roles.sizes)
     u = u[some]
     wanted = _distinct((end, layout, layout.read(constants[end])[some]) for end, layout in ranked)
-    axes = [("B", "p"), ("E", "p"), ("H", "p"), ("B", "element"), ("B", "j")]
+    axes = [("B", "p"), ("E", "p"), ("G", "p"), ("H", "p"), ("B", "element"), ("B", "j")]
     if kind.group > 1:
-        axes = [*axes[:3], ("B", "group"), ("E", "group"), ("H", "group")]
+        axes = [*axes[:4], ("B", "group"), ("E", "group"), ("H", "group")]
     shapes = [(form, axis, 0.0) for form, axis in axes]
     # An epsilon that FP16 can hold outweighs tiny votes; one of FP32 is fitted in the last stage.
     shapes += [(form, "p", e) for e in _scalars(numbers) if 1e-5 < e <= _EPSILON for form in "BAF"]
@@ -434,6 +434,8 @@ def _epsilon(
     function: object, guess: _Guess, numbers: Mapping[str, Array], shape: tuple[int, ...]
 ) -> Dynamic:
     assert callable(function)
+    if guess.kind.form == "G":  # it divides by nothing that may be zero
+        return guess.kind
     epsilons = [0.0, *(s for s in _scalars(numbers) if 0 < s <= _EPSILON)]
     # If a bias hides the epsilon, prefer one from the file over none.
     forms = [*((f, s) for f in "BAF" for s in epsilons if s), ("B", 0.0)]

@@ -321,12 +321,24 @@ class _Base:
             verdict = check_em(original, kind, self.roles.sizes)
         if not verdict.accepted:
             raise NoMatch(
-                f"EM routing would differ by {verdict.excess:.2g} times the tolerance ({verdict.case})"
+                f"EM routing{self._bounded()} would differ by {verdict.excess:.2g} times the tolerance "
+                f"({verdict.case})"
             )
         return EMMatch(
             self.votes, self.boundary, pose[0], result[0], self.roles, self.children, pose[1], result[1],
             kind, verdict,
         )  # fmt: skip
+
+    def _bounded(self) -> str:
+        """Words on a node that bounds values of the poses' size, as clamped variances; empty if none does."""
+        n, j, _, p = self.roles.sizes
+        region = set(self.graph.determined(self.votes, self.boundary))
+        for node in self.graph.nodes:
+            name = node.output[0] if node.output else ""
+            bounds = node.op_type in ("Clip", "Max") and name in region
+            if bounds and self.graph.sizes[name] == n * j * p:
+                return f" with bounded variances, which no operator has ({node.op_type} '{name}'),"
+        return ""
 
     @property
     def scalars(self) -> list[float]:

@@ -117,6 +117,7 @@ def _other(kind: Dynamic, pose: int) -> str:
         "a squash over the parents": kind.axis == "j",
         "a squash over the poses of all positions together": kind.axis == "group",
         "the squash (1 - exp -n)·s/n": kind.form == "E",
+        "the squash s/(1 + n)": kind.form == "G",
     }
     listed = " and ".join(text for text, is_so in features.items() if is_so)
     return f"dynamic routing with {listed}" if listed else ""

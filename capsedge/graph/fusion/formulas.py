@@ -26,7 +26,7 @@ def softmax(b: Array, axes: tuple[int, ...], leaky: bool = False) -> Array:
 
 def squash(s: Array, form: str, epsilon: float, over: str = "p") -> Array:
     """``A``: n²/(1+n²)·s/(n+e); ``B``: n²/(1+n²)·s/√(n²+e); ``D``: s·n/(1+n²); ``E``: (1-exp -n)·s/(n+e);
-    ``F``: s·√(n²+e)/(1+n²+e); ``H``: s·√(n²+e)/(½+n²+e).
+    ``F``: s·√(n²+e)/(1+n²+e); ``G``: s/(1+n); ``H``: s·√(n²+e)/(½+n²+e).
 
     Args:
         over: ``p``, the pose (last axis); ``j``, the last axis but one; ``element``, each element separately.
@@ -44,6 +44,8 @@ def squash(s: Array, form: str, epsilon: float, over: str = "p") -> Array:
         return np.asarray(s * np.sqrt(square) / ({"F": 1.0, "H": 0.5}[form] + square + _TINY))
     if form == "E":
         return np.asarray(-np.expm1(-n) * s / (n + epsilon + _TINY))
+    if form == "G":
+        return np.asarray(s / (1 + n))
     raise ValueError(form)
 
 

@@ -28,7 +28,7 @@ from capsedge.errors import ParityError, UnsupportedModelError
 from capsedge.graph.cleanup import remove_dead_nodes, simplify
 from capsedge.graph.functions import attach_functions
 from capsedge.graph.fusion import FusedOperator, FusionReport, NoMatch, NotFused
-from capsedge.graph.fusion.constant_shapes import constant_shapes
+from capsedge.graph.fusion.constant_shapes import constant_shapes, without_single_softmaxes
 from capsedge.graph.fusion.edit import between_casts, has_halves, widened, widened_as
 from capsedge.graph.fusion.execution import one_line_message
 from capsedge.graph.fusion.free_axes import (
@@ -456,6 +456,11 @@ def _cleaned(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
     cleaned, made = constant_shapes(cleaned)
     if made:
         notes.append(f"{made} computed shapes made constant")
+        cleaned = _simplified(cleaned, notes)
+    cleaned, single = without_single_softmaxes(cleaned)
+    if single:
+        plural = "es" * (single > 1)
+        notes.append(f"{single} softmax{plural} over one element replaced: its result is 1")
         cleaned = _simplified(cleaned, notes)
     del cleaned.graph.value_info[:]
     return cleaned, notes

@@ -196,6 +196,16 @@ def test_an_operator_without_translation_is_refused_before_anything_is_written(
     assert not folder.exists()
 
 
+def test_outputs_that_do_not_need_the_operator_are_pointed_out(tmp_path: Path) -> None:
+    model = _one("Sin", [1, 4])
+    model.graph.node.append(helper.make_node("Exp", ["x"], ["z"]))
+    model.graph.output.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, [1, 4]))
+    onnx.save(model, tmp_path / "m.onnx")
+    with pytest.raises(UnsupportedModelError) as caught:
+        write_c(tmp_path / "m.onnx", tmp_path / "net")
+    assert caught.value.fix.startswith("Only the output 'y' needs it: return the others alone")
+
+
 def _integers(kind: int, *nodes: onnx.NodeProto, **constants: Any) -> onnx.ModelProto:
     """The input as integers ``a``, nodes from it to ``b``, and ``b`` as floats."""
     casts = [

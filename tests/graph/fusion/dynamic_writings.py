@@ -202,6 +202,23 @@ class OverParents(Writing):
         return v.squeeze(-1).squeeze(1)
 
 
+class OneMoreThanLength(Writing):
+    """Squash s/(1 + n), which no operator has."""
+
+    def make(self) -> None:
+        self.w = self.weight(PARENTS, CHILDREN, SIZE_IN, SIZE_OUT)
+
+    def route(self, u: Tensor) -> Tensor:
+        votes = torch.einsum("nid,jidp->njip", u, self.w)
+        b = torch.zeros_like(votes[..., 0])
+        for i in range(3):
+            s = (F.softmax(b, dim=1)[..., None] * votes).sum(2)
+            v = s / (1 + s.norm(dim=-1, keepdim=True))
+            if i < 2:
+                b = b + (votes * v[:, :, None]).sum(-1)
+        return v
+
+
 class InputsFirst(Writing):
     """[1,I,J,Pin,Pout], bare squash, the last update made in vain."""
 

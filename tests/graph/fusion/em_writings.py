@@ -241,6 +241,9 @@ class SpreadFloor(Paper):
     epsilon = 1e-9
     floor = 1e-5
 
+    def floored(self, spread: Tensor) -> Tensor:
+        return spread + self.floor
+
     def route(
         self, votes: Tensor, a: Tensor, beta_u: Tensor, beta_a: Tensor
     ) -> tuple[Tensor, Tensor]:
@@ -250,13 +253,20 @@ class SpreadFloor(Paper):
             mass = shares.sum(dim=1, keepdim=True).unsqueeze(3)
             weights = shares.unsqueeze(3) / (mass + self.epsilon)
             centre = (weights * votes).sum(dim=1, keepdim=True)
-            spread = (weights * (votes - centre).pow(2)).sum(dim=1, keepdim=True) + self.floor
+            spread = self.floored((weights * (votes - centre).pow(2)).sum(dim=1, keepdim=True))
             cost = (beta_u[:, None] + spread.sqrt().log()) * mass
             found = torch.sigmoid(temperature * (beta_a - cost.sum(-1)))
             if t < last:
                 fit = -(votes - centre).pow(2) / (2 * spread) - spread.sqrt().log()
                 shares = torch.softmax(found.log() + fit.sum(-1), dim=2) * a.unsqueeze(2)
         return centre.squeeze(1), found.squeeze(1)
+
+
+class ClampedSpread(SpreadFloor):
+    """A lower bound of the variances, which no operator has."""
+
+    def floored(self, spread: Tensor) -> Tensor:
+        return spread.clamp(min=self.floor)
 
 
 class SafeLogarithm(Writing):

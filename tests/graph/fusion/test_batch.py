@@ -206,6 +206,18 @@ COUPLED = """<ir_version: 8, opset_import: ["": 17]> net (float[4,6] x) => (floa
 { t = Reshape(x, to)  s = Softmax<axis = 1>(t)  y = Reshape(s, back) }"""
 
 
+def test_a_loop_over_images_without_their_axis_says_how_to_keep_it() -> None:
+    class Loop(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.stack([x[k].square().sum(0) for k in range(len(x))])
+
+    model = exported(Loop(), torch.rand(2, 4, 5), free=False)
+    improved = optimize_model(model.SerializeToString())
+    assert improved.batch == "2"
+    (note,) = (n for n in improved.notes if "stays fixed" in n)
+    assert "x[k : k + 1] keeps their axis" in note
+
+
 def test_a_graph_that_mixes_images_in_its_views_stays_fixed() -> None:
     """``[4, 6]`` seen as ``[2, 12]``: the softmax runs over two images."""
     model = parser.parse_model(COUPLED)

@@ -24,7 +24,7 @@ FEATURES = torch.randn(3, D.CHILDREN, D.SIZE_IN, generator=torch.Generator().man
 
 FORMS = (
     *(G.Elements, G.ElementsOverParents, G.Joint, G.SquashedTogether),
-    *(D.OverParents, D.PerElement),
+    *(D.OverParents, D.PerElement, D.OneMoreThanLength),
 )
 
 
@@ -34,6 +34,7 @@ REASONS = {
     G.Joint: "children and parents together",
     G.SquashedTogether: "poses of all positions together",
     D.OverParents: "squash over the parents",
+    D.OneMoreThanLength: "the squash s/(1 + n)",
     D.PerElement: "one logit for each element",
 }
 

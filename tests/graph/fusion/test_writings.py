@@ -64,6 +64,7 @@ GIVEN = {
 }
 REFUSED = {
     D.BatchMean: "averaged over the batch",
+    D.OneMoreThanLength: "the squash s/(1 + n)",
     D.OverParents: "squash over the parents",
     D.PerElement: "one logit for each element",
 }
@@ -166,6 +167,15 @@ def test_an_epsilon_that_no_operator_has_leaves_the_routing() -> None:
     improved = optimize_model(data)
     assert not improved.fusion.fused
     assert all("EM routing" in each.reason for each in improved.fusion.not_fused)
+
+
+@pytest.mark.thorough
+def test_bounded_variances_are_named() -> None:
+    data = exported(E.ClampedSpread(), E.Writing.example(3)).SerializeToString()
+    improved = optimize_model(data)
+    assert not improved.fusion.fused
+    reasons = [each.reason for each in improved.fusion.not_fused]
+    assert any("bounded variances, which no operator has" in each for each in reasons)
 
 
 @pytest.mark.thorough
