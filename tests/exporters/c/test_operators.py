@@ -201,6 +201,19 @@ def test_powers_of_zeros_and_infinities_are_those_of_ieee(tmp_path: Path) -> Non
     assert np.array_equal(np.signbit(got)[known], np.signbit(want)[known])
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("at", [0, 3])
+@pytest.mark.parametrize("operator", ["ReduceMax", "ReduceMin", "MaxPool"])
+def test_the_largest_of_numbers_and_nan_is_nan(operator: str, at: int, tmp_path: Path) -> None:
+    axes = {} if operator == "MaxPool" else {"a": np.array([2, 3])}
+    attributes = {"kernel_shape": [2, 2]} if operator == "MaxPool" else {"keepdims": 1}
+    path = tmp_path / "m.onnx"
+    onnx.save(_one(operator, [1, 1, 2, 2], axes, **attributes), path)
+    x = np.ones(4, np.float32)
+    x[at] = np.nan
+    assert np.isnan(Compiled(path, tmp_path / "net").run(x.reshape(1, 1, 2, 2))["y"]).all()
+
+
 def test_a_network_that_reads_only_the_shape_compiles_without_a_warning(tmp_path: Path) -> None:
     nodes = [
         helper.make_node("Shape", ["x"], ["s"]),
