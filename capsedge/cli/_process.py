@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -126,17 +127,23 @@ class _SentAgain:
     """Held by an exception during an import: libraries may drop it there, and the signal is then sent again.
 
     Attributes:
-        seen: whether the exception arrived.
+        fate: whether the exception arrived or was dropped, as soon as that is known.
     """
 
     def __init__(self, number: int) -> None:
-        self._number, self.seen = number, False
+        self.fate: list[str] = []
+        threading.Thread(target=_watch, args=(number, self.fate), daemon=True).start()
 
     def __del__(self) -> None:
-        if not self.seen and not sys.is_finalizing():
-            again = threading.Timer(0.05, _send, [self._number])  # not amid whatever drops it
-            again.daemon = True
-            again.start()
+        self.fate.append("dropped")  # no more: it may run amid C code
+
+
+def _watch(number: int, fate: Sequence[str]) -> None:
+    """Send a signal again once its exception is known to be dropped."""
+    while not fate:
+        time.sleep(0.05)
+    if fate[0] == "dropped":
+        _send(number)
 
 
 def _send(number: int) -> None:
@@ -160,7 +167,7 @@ class Terminated(_Ended):
 def note_arrival(error: BaseException) -> None:
     """Note that an exception of a signal was not lost."""
     if isinstance(error, _Ended) and error.held is not None:
-        error.held.seen = True
+        error.held.fate.append("arrived")
 
 
 @contextmanager
