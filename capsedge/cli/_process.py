@@ -157,7 +157,7 @@ def _send(number: int) -> None:
 class _Ended(KeyboardInterrupt):
     """A signal asked this process to end."""
 
-    held: _SentAgain | None = None
+    resend: _SentAgain | None = None
 
 
 class Terminated(_Ended):
@@ -166,8 +166,8 @@ class Terminated(_Ended):
 
 def note_arrival(error: BaseException) -> None:
     """Note that an exception of a signal was not lost."""
-    if isinstance(error, _Ended) and error.held is not None:
-        error.held.fate.append("arrived")
+    if isinstance(error, _Ended) and error.resend is not None:
+        error.resend.fate.append("arrived")
 
 
 @contextmanager
@@ -230,7 +230,7 @@ def _raise(number: int, frame: FrameType | None) -> None:
     while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
         frame = frame.f_back
     if frame is not None:
-        error.held = _SentAgain(number)
+        error.resend = _SentAgain(number)
     try:
         raise error
     finally:
