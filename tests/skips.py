@@ -50,7 +50,7 @@ TOOLS = (
     (r"C\+\+ compiler|needs g\+\+|those of g\+\+|pip install cmake|binutils", _COMPILER),
     (r"^apt-get|apt-get install|needs bash", "packages of the system are missing"),
     (r"could not import|pip install|No module named|not installed|torch|PyTorch", _PACKAGES),
-    (r"no such limit", "Linux is missing"),
+    (r"no such (limit|names)", "Linux is missing"),
     (r"superuser|only root|cannot mount|no mount", "rights of the superuser are missing"),
 )  # fmt: skip
 

@@ -5,14 +5,22 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
+import sys
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from capsedge.errors import ArtefactError, UsageError
 from capsedge.models import build
-from capsedge.models.checkpoint import _shapes, load_checkpoint, save_checkpoint
+from capsedge.models.checkpoint import (
+    _shapes,
+    load_checkpoint,
+    load_safetensors,
+    save_checkpoint,
+)
 from capsedge.models.configs import config_from_dict
 from capsedge.models.registry import MODELS
 from capsedge.spec import limits
@@ -107,6 +115,15 @@ def test_missing_and_misnamed(tmp_path: Path) -> None:
     other.write_bytes(b"x")
     with pytest.raises(ArtefactError, match="is not a checkpoint: it is a text file"):
         load_checkpoint(other)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
+def test_a_name_that_is_not_utf8(tmp_path: Path) -> None:
+    path = tmp_path / "m\udcff.safetensors"
+    save_checkpoint(build("digits-em"), path)
+    assert load_checkpoint(path).state_dict()
+    plain = shutil.copy(path, tmp_path / "m.safetensors")
+    assert load_safetensors(path).keys() == load_file(plain).keys()
 
 
 def test_metadata_is_strings(tmp_path: Path) -> None:

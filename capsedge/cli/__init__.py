@@ -68,6 +68,7 @@ def _run() -> int:
         code = end.code if isinstance(end.code, int) else 0
         return _process.exit_code() or code
     except BaseException as error:
+        _process.note_arrival(error)
         # A signal during an import may surface as another error.
         return _process.exit_code() or _failed(error)
     return 0

@@ -183,6 +183,7 @@ class CommandLine(CommandGroup):
         except KeyboardInterrupt as signal:
             from capsedge.cli import _output
 
+            _process.note_arrival(signal)
             end = "terminated" if isinstance(signal, _process.Terminated) else "interrupted"
             _output.log(f"{end}: no unfinished file is left behind")
             raise SystemExit(_process.exit_code() or _process.INTERRUPTED) from None

@@ -136,7 +136,8 @@ class _Playback:
                 invert=chosen.invert,
             ):
                 self._take(seen, output)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
+            _process.note_arrival(error)
             self.interrupted = True
         except CapsedgeError as error:
             if not self.pace.frames:

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -122,8 +123,51 @@ if sys.platform != "win32":
 _received = 0
 
 
-class Terminated(KeyboardInterrupt):
+class _SentAgain:
+    """Held by an exception during an import: libraries may drop it there, and the signal is then sent again.
+
+    Attributes:
+        fate: whether the exception arrived or was dropped, as soon as that is known.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.fate: list[str] = []
+        threading.Thread(target=_watch, args=(number, self.fate), daemon=True).start()
+
+    def __del__(self) -> None:
+        self.fate.append("dropped")  # no more: it may run amid C code
+
+
+def _watch(number: int, fate: Sequence[str]) -> None:
+    """Send a signal again once its exception is known to be dropped."""
+    while not fate:
+        time.sleep(0.05)
+    if fate[0] == "dropped":
+        _send(number)
+
+
+def _send(number: int) -> None:
+    """Send this process a signal; one to its main thread also ends what that waits for."""
+    if sys.platform == "win32":
+        signal.raise_signal(number)
+    else:
+        signal.pthread_kill(threading.main_thread().ident or 0, number)
+
+
+class _Ended(KeyboardInterrupt):
+    """A signal asked this process to end."""
+
+    resend: _SentAgain | None = None
+
+
+class Terminated(_Ended):
     """Another process, or the closing of the terminal, asked this process to end."""
+
+
+def note_arrival(error: BaseException) -> None:
+    """Note that an exception of a signal was not lost."""
+    if isinstance(error, _Ended) and error.resend is not None:
+        error.resend.fate.append("arrived")
 
 
 @contextmanager
@@ -161,9 +205,10 @@ def resumable(kept: str) -> Iterator[None]:
     """
     try:
         yield
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         from capsedge.cli._output import log
 
+        note_arrival(error)
         log(f"interrupted: finished {kept} are kept; continue with the same command and --resume")
         raise SystemExit(exit_code() or INTERRUPTED) from None
 
@@ -178,10 +223,18 @@ def leave(code: int) -> NoReturn:
     raise SystemExit(code)
 
 
-def _raise(number: int, _: FrameType | None) -> None:
+def _raise(number: int, frame: FrameType | None) -> None:
     global _received
     _received = number
-    raise KeyboardInterrupt if number == signal.SIGINT else Terminated
+    error = _Ended() if number == signal.SIGINT else Terminated()
+    while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
+        frame = frame.f_back
+    if frame is not None:
+        error.resend = _SentAgain(number)
+    try:
+        raise error
+    finally:
+        del error  # a cycle through this frame would keep it alive
 
 
 def _end(number: int, _: FrameType | None) -> None:

@@ -73,8 +73,29 @@ class Path(_Path):
     """Files and folders; `_paths` checks them."""
 
     def convert(self, value: Any, param: Any, ctx: Any) -> pathlib.Path:
-        """The path."""
-        return pathlib.Path(value)
+        """The path; an empty one would be the current folder."""
+        return pathlib.Path(_some(value, param))
+
+
+class Text(_Kind):
+    """Any text that is not empty."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> str:
+        """The text."""
+        return str(_some(value, param))
+
+
+def _some(value: Any, param: Any) -> Any:
+    """The value of a parameter, which must not be the empty text."""
+    if value == "":
+        raise UsageError(
+            f"{parameter_label(param).removesuffix('...')} is empty.",
+            "A variable that is not set is an empty word in a command.",
+            "Pass a value, or leave it out.",
+        )
+    return value
 
 
 class Parsed(_Kind):
@@ -141,7 +162,7 @@ def click_type(kind: type, declared: Option | Argument) -> click.ParamType[Any]:
         return Whole(low, high)
     if kind is float:
         return Real(low, high)
-    return Path(path_type=pathlib.Path) if kind is pathlib.Path else click.STRING
+    return Path(path_type=pathlib.Path) if kind is pathlib.Path else Text()
 
 
 def single_value_type(kind: Any) -> Any:

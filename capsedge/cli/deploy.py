@@ -87,7 +87,8 @@ def _serve(made: WebDeployment, port: int) -> None:
             webbrowser.open(server.url)  # without a display it would take over the terminal
         try:
             server.serve_forever()
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
+            _process.note_arrival(error)
             log("ended")
             raise SystemExit(_process.exit_code() or _process.INTERRUPTED) from None
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import safetensors
 import torch
-from safetensors.torch import load_file, save
+from safetensors.torch import load, load_file, save
 from torch import Tensor, nn
 
 from capsedge.errors import ArtefactError, CapsedgeError, UsageError
@@ -187,11 +187,24 @@ def _read_safetensors(path: Path, file: BufferedReader) -> Content:
 
     def tensors() -> dict[str, Tensor]:
         try:
-            return load_file(path)
+            return load_safetensors(path)
         except (safetensors.SafetensorError, OSError) as error:
             raise _damaged(path, error) from error
 
     return config, {name: tensor.shape for name, tensor in header.tensors.items()}, tensors
+
+
+def load_safetensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file under any name; safetensors opens only names in UTF-8 itself.
+
+    Raises:
+        OSError, safetensors.SafetensorError: it cannot be read.
+    """
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return load(path.read_bytes())
+    return load_file(path)
 
 
 def _not_a_checkpoint(path: Path, why: str) -> ArtefactError:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from capsedge.cli import _run, app
-from capsedge.cli._types import Real, Whole, single_value_type
+from capsedge.cli._types import Path, Real, Text, Whole, single_value_type
 from capsedge.errors import UsageError
 from tests.conftest import ROOT
 from tools.docs.commands import verbs
@@ -50,6 +50,9 @@ def wrong() -> Iterator[tuple[str, list[str], str]]:
             yield "one argument too many", [*whole, *"xyz"], "Unexpected argument"
         for parameter in command.params:
             option = max((*parameter.opts, *parameter.secondary_opts), key=len)
+            empty = [*verb.split(), *([option] if option.startswith("-") else []), ""]
+            if isinstance(parameter.type, (Path, Text)):
+                yield f"empty {option}", empty, "is empty."
             if parameter.required:
                 shown = option if option.startswith("-") else parameter.shown.removesuffix("...")
                 yield f"without {option}", _without(whole, verb, parameter), f"needs {shown}."

@@ -138,3 +138,31 @@ def test_ignored_signals_stay_ignored() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout == "went on\n", done.stderr
+
+
+def test_a_signal_that_an_import_drops_is_sent_again(tmp_path: Path) -> None:
+    """Libraries clear errors in C while they are imported, and Ctrl-C among them."""
+    (tmp_path / "drops.py").write_text(
+        "import signal\n"
+        "try:\n"
+        "    signal.raise_signal(signal.SIGTERM)\n"
+        "except BaseException:\n"
+        "    pass\n"
+    )
+    code = (
+        "import sys, time\n"
+        "from capsedge.cli import _process\n"
+        "def work():\n"
+        "    import drops\n"
+        "    print('went on', flush=True)\n"
+        "    time.sleep(30)\n"
+        "try:\n"
+        "    with _process.raising(): work()\n"
+        "except _process.Terminated as error:\n"
+        "    _process.note_arrival(error)\n"
+        "    print('arrived', _process.exit_code())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path, timeout=20
+    )  # fmt: skip
+    assert done.stdout == "went on\narrived 143\n", done.stderr

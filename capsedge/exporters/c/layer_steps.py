@@ -117,15 +117,15 @@ def _product(program: Program, a: ProgramValue, b: ProgramValue) -> ProgramValue
 
 # --- Along axes ---
 
-_REDUCTIONS = {  # initial value, update per element, final step
+_REDUCTIONS = {  # initial value, update per element, final step; NaN stays
     "ReduceSum": ("0.0f", "s + v", "s"),
     "ReduceMean": ("0.0f", "s + v", "s * {scale}"),
     "ReduceSumSquare": ("0.0f", "s + v * v", "s"),
     "ReduceL2": ("0.0f", "s + v * v", "caps_sqrt(s)"),
     "ReduceL1": ("0.0f", "s + (v < 0.0f ? -v : v)", "s"),
     "ReduceProd": ("1.0f", "s * v", "s"),
-    "ReduceMax": ("-INFINITY", "v > s ? v : s", "s"),
-    "ReduceMin": ("INFINITY", "v < s ? v : s", "s"),
+    "ReduceMax": ("-INFINITY", "v > s || v != v ? v : s", "s"),
+    "ReduceMin": ("INFINITY", "v < s || v != v ? v : s", "s"),
 }
 
 

@@ -265,7 +265,9 @@ def source(lib: CLibrary, definitions: Iterable[str] | None = None) -> str:
         parts.append(_prepare(lib, lib.preprocessing))
     given = ", ".join(each.declaration for each in lib.inputs)
     signature = f"void {n}_run(void *arena, {given}, {n}_outputs *outputs)"
-    parts.append("\n".join(_function(signature, lib.run, "")) + "\n")
+    read = {b.name for step in lib.run.program.steps for b in step.reads}
+    unread = [f"  (void){each.parameter};" for each in lib.inputs if each.parameter not in read]
+    parts.append("\n".join(_function(signature, lib.run, "\n".join(unread))) + "\n")
     if lib.decoder is not None:
         signature = (
             f"void {n}_reconstruct(void *arena, const float *poses, int index, float *picture)"

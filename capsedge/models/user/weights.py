@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import safetensors
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from capsedge.errors import ArtefactError, UsageError
-from capsedge.models.checkpoint import check_finite_weights
+from capsedge.models.checkpoint import check_finite_weights, load_safetensors
 from capsedge.models.torch_file import BadPickle, read_torch, unreadable_torch_file
 from capsedge.models.weight_names import (
     Match,
@@ -200,7 +199,7 @@ def _of_safetensors(path: Path, file: Any) -> StateDict:
 
     def read() -> dict[str, Tensor]:
         try:
-            return load_file(path)
+            return load_safetensors(path)
         except (safetensors.SafetensorError, OSError) as error:
             raise _damaged(path, error) from error
 

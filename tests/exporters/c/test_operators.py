@@ -186,6 +186,45 @@ def test_functions_of_one_number(tmp_path: Path) -> None:
         assert (np.abs(got - exact)[finite] / np.spacing(np.abs(want[finite]))).max() < 2
 
 
+@pytest.mark.thorough
+def test_powers_of_zeros_and_infinities_are_those_of_ieee(tmp_path: Path) -> None:
+    bases = np.array([0.0, -0.0, np.inf, -np.inf, 1, -1, 4, -4], np.float32)
+    powers = np.array([0, 0.5, -0.5, 1.5, -1.5, 2, 3, -3, 17, -17, 18, 1e9], np.float32)
+    path = tmp_path / "power.onnx"
+    onnx.save(_one("Pow", [bases.size, 1], {"p": powers}), path)
+    net = Compiled(path, tmp_path / "net", batch=bases.size)
+    with np.errstate(all="ignore"):
+        want = bases[:, None] ** powers
+    got = net.run(bases[:, None])["y"]
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+    known = ~np.isnan(want)
+    assert np.array_equal(np.signbit(got)[known], np.signbit(want)[known])
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("at", [0, 3])
+@pytest.mark.parametrize("operator", ["ReduceMax", "ReduceMin", "MaxPool"])
+def test_the_largest_of_numbers_and_nan_is_nan(operator: str, at: int, tmp_path: Path) -> None:
+    axes = {} if operator == "MaxPool" else {"a": np.array([2, 3])}
+    attributes = {"kernel_shape": [2, 2]} if operator == "MaxPool" else {"keepdims": 1}
+    path = tmp_path / "m.onnx"
+    onnx.save(_one(operator, [1, 1, 2, 2], axes, **attributes), path)
+    x = np.ones(4, np.float32)
+    x[at] = np.nan
+    assert np.isnan(Compiled(path, tmp_path / "net").run(x.reshape(1, 1, 2, 2))["y"]).all()
+
+
+def test_a_network_that_reads_only_the_shape_compiles_without_a_warning(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Shape", ["x"], ["s"]),
+        helper.make_node("Cast", ["s"], ["y"], to=TensorProto.FLOAT),
+    ]
+    path = tmp_path / "shape.onnx"
+    onnx.save(_model(nodes, [1, 3], {}), path)
+    net = Compiled(path, tmp_path / "net")
+    assert net.run(np.zeros((1, 3), np.float32))["y"].tolist() == [1, 3]
+
+
 def test_an_operator_without_translation_is_refused_before_anything_is_written(
     tmp_path: Path,
 ) -> None:
