@@ -52,6 +52,8 @@ BESIDE = {
         ({"net": STATE}, "['net']"),
         ({"best_states": STATE, "loss": np.float32(1)}, "['best_states']"),
         ({"run": {"generator": STATE}, **BESIDE}, "['run']['generator']"),
+        ([STATE, {"epoch": 7}], "[0]"),
+        (({"epoch": 7}, {"model": STATE}, BESIDE), "[1]['model']"),
         ({f"module.{k}": v for k, v in STATE.items()}, ""),
         ({"state_dict": {f"model.net.{k}": v for k, v in STATE.items()}}, "['state_dict']"),
         ({k.replace(".", ".module.", 1): v for k, v in STATE.items()}, ""),

@@ -57,7 +57,7 @@ class LoadedWeights:
     """The location of the weights in the file.
 
     Attributes:
-        location: the keys that lead to them, such as ``checkpoint['model']``; empty for the file itself.
+        location: the keys and indices that lead to them, such as ``['model']``; empty for the file itself.
         notes: remarks for the user.
     """
 
@@ -188,7 +188,7 @@ def _joined(parts: Sequence[str]) -> str:
 
 
 def _in_words(location: tuple[str, ...]) -> str:
-    return "".join(f"['{key}']" for key in location)
+    return "".join(key if key.startswith("[") else f"['{key}']" for key in location)
 
 
 def _of_safetensors(path: Path, file: Any) -> StateDict:
@@ -243,9 +243,13 @@ def _dictionaries(
     value: Any, location: tuple[str, ...], visited: set[int]
 ) -> Iterator[tuple[tuple[str, ...], dict[str, Tensor]]]:
     """Every dictionary that holds tensors by name, the outer ones first."""
-    if type(value) is not dict or len(location) > _DEPTH or id(value) in visited:
+    if type(value) not in (dict, list, tuple) or len(location) > _DEPTH or id(value) in visited:
         return
     visited.add(id(value))  # a file may refer to the same dictionary many times
+    if type(value) is not dict:
+        for k, inner in enumerate(value):
+            yield from _dictionaries(inner, (*location, f"[{k}]"), visited)
+        return
     tensors = {k: v for k, v in value.items() if type(k) is str and isinstance(v, Tensor)}
     if tensors:
         yield location, tensors
