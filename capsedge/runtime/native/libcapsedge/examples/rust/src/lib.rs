@@ -194,7 +194,7 @@ pub struct ImageResult<'a> {
     _prediction: PhantomData<&'a Prediction>,
 }
 
-impl<'a> Answer<'a> {
+impl<'a> ImageResult<'a> {
     /// Labels, best first.
     pub fn labels(&self) -> impl Iterator<Item = Label<'a>> + '_ {
         self.labels.iter().map(move |label| {
