@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -14,6 +14,7 @@ from onnx import helper, inliner, numpy_helper
 
 from capsedge.errors import ArtefactError, UnsupportedModelError
 from capsedge.graph import ir
+from capsedge.graph.bodies import Shape
 from capsedge.graph.check_operators import operator_problem
 from capsedge.graph.functions import attach_functions
 from capsedge.graph.ir import Graph, inner_graphs, reads
@@ -67,12 +68,13 @@ def run_check_steps(data: bytes, name: str, bounds: Bounds) -> bytes:
     refuse_not_finite(data, name)
     refuse_training(data, summarize(data, name), name)
     refuse_random(model, name)
+    _check_operators(model, name, {})  # before bodies are written by their attributes
     better = bytes(model.SerializeToString()) if moved else b""
     stored = _drop_weights(model)
     whole = _with_bodies(model)
     _name_nodes(whole.graph)
     _check_whole(whole, name)
-    _check_operators(whole, name)
+    _check_operators(whole, name, ir.shapes_of(onnx.shape_inference.infer_shapes(whole)))
     _check_sizes(whole, name, bounds, stored)
     _load(whole, name)
     return better
@@ -232,18 +234,17 @@ def _with_bodies(model: onnx.ModelProto) -> onnx.ModelProto:
     whole = ir.copy_of(model)
     ir.detach_functions(whole)
     stated = {v.name for v in whole.graph.value_info}
-    inferred = onnx.shape_inference.infer_shapes(whole).graph.value_info
-    whole.graph.value_info.extend(v for v in inferred if v.name not in stated)
     try:
+        inferred = onnx.shape_inference.infer_shapes(whole).graph.value_info
+        whole.graph.value_info.extend(v for v in inferred if v.name not in stated)
         attach_functions(whole)
-    except Exception:  # of many kinds: wrong attributes, ranks, sizes
+    except Exception:  # of many kinds: a missing opset, wrong ranks, sizes
         return model
     return whole
 
 
-def _check_operators(model: onnx.ModelProto, name: str) -> None:
-    """Refuse capsule operators that cannot be computed."""
-    shapes = ir.shapes_of(onnx.shape_inference.infer_shapes(model))
+def _check_operators(model: onnx.ModelProto, name: str, shapes: Mapping[str, Shape]) -> None:
+    """Refuse capsule operators that cannot be computed, as far as their shapes are known."""
     for node in ir.operator_nodes(model):
         problem = operator_problem(node, shapes, ir.opset_of(model))
         if problem:

@@ -29,7 +29,7 @@ _HIDDEN = "import sys; sys.modules['onnxruntime'] = None; from capsedge.cli impo
         ),
         pytest.param(["verify", MODEL], marks=pytest.mark.slow),
         pytest.param(
-            ["sweep", "--checkpoint", "digits-em", "--data", "mnist"], marks=pytest.mark.slow
+            ["sweep", "--checkpoint", "digits-em", "--data", "digits.npz"], marks=pytest.mark.slow
         ),
     ],
     ids=lambda words: words[0],

@@ -46,7 +46,7 @@ def file(
         [helper.make_tensor_value_info("y", FLOAT, y)],
         [numpy_helper.from_array(np.asarray(value), name) for name, value in stored.items()],
     )
-    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("own", 1)]
+    opsets = [helper.make_opsetid(*each) for each in (("", 18), ("own", 1), ("capsedge", 1))]
     return helper.make_model(graph, opset_imports=opsets, functions=list(functions), ir_version=9)
 
 
@@ -115,6 +115,43 @@ def test_malformed_convolutions(attributes: dict[str, Any], reason: str) -> None
     found = said(conv(**attributes))
     assert found.startswith("ArtefactError")
     assert any(words in found for words in reason.split("|"))
+
+
+def em(**attributes: Any) -> onnx.ModelProto:
+    known = {"iterations": 1, "strides": [1, 1], "inverse_temperatures": [0.1], "epsilon": 1e-6}
+    given = {k: v for k, v in {**known, **attributes}.items() if v is not None}
+    inputs = ["x", "a", "w", "bu", "ba"]
+    return file(n("EMRouting", inputs, ["y", "q"], domain="capsedge", **given),
+                x=(1, 2, 2, 3, 16), y=None, a=np.ones((1, 2, 2, 3), "f4"),
+                w=np.ones((1, 1, 3, 2, 4, 4), "f4"), bu=np.ones(2, "f4"), ba=np.ones(2, "f4"))  # fmt: skip
+
+
+@table(
+    "attributes, reason",
+    [
+        ({}, ""),
+        ({"iterations": 0}, "its attribute 'iterations' is invalid"),
+        ({"iterations": 1.0}, "its attribute 'iterations' is invalid"),
+        ({"iterations": None}, "it lacks the attribute 'iterations'"),
+        ({"iterations": 2}, "its inputs do not fit each other"),
+        ({"strides": [1]}, "its inputs do not fit each other"),
+        ({"ones_first": 2}, "its attribute 'ones_first' is invalid"),
+        ({"epsilon": 0.0}, "its attribute 'epsilon' is invalid"),
+        ({"nothing": 1}, "it has no attribute 'nothing'"),
+    ],
+)
+def test_malformed_capsule_operators(attributes: dict[str, Any], reason: str) -> None:
+    found = said(em(**attributes))
+    if not reason:
+        assert found == ""
+    else:
+        assert f"The node 'y' (EMRouting) cannot be computed: {reason}" in found
+
+
+def test_capsule_operators_without_their_opset() -> None:
+    model = em()
+    del model.opset_import[2]
+    assert "No opset import for domain 'capsedge'" in said(model)
 
 
 HUGE = 2**20

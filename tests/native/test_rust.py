@@ -14,7 +14,7 @@ from capsedge.runtime.load import load
 from capsedge.runtime.zoo import default_model
 from tests.cli.examples import config, needs_library, run, tool
 
-pytestmark = [needs_library, pytest.mark.slow]
+pytestmark = [needs_library, pytest.mark.thorough]
 
 
 @pytest.fixture(scope="module")

@@ -97,12 +97,19 @@ def test_few_images_give_wider_spans() -> None:
 
 
 def test_many_images_give_little_wider_spans() -> None:
-    """The tail ends before the largest of many values, so the 5 % remain."""
+    """Of many values, the largest counts, so the 5 % remain."""
     values = RNG.exponential(1, 50_000)
     _, high = _span("level", values)
     assert high == pytest.approx(values.max() + 0.05 * np.ptp(values), rel=1e-4)
     few = values[:100]
     assert _span("level", few)[1] > few.max() + 0.05 * np.ptp(few)
+
+
+def test_many_images_with_empty_frames_give_no_wider_spans() -> None:
+    """Their tail is not exponential: for MNIST, an estimate ends at twice the largest value."""
+    values = np.zeros(60_000)
+    values[:300] = np.linspace(0.3, 0.6, 300)
+    assert _span("frame_contrast", values) == (0.0, pytest.approx(1.05 * 0.6))
 
 
 @pytest.mark.parametrize("grey", [0.0, 0.1, 0.5, 100 / 255, 1.0])

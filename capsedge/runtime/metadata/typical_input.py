@@ -223,9 +223,13 @@ def _end(values: NDArray[np.float64]) -> float:
     """The value that new images exceed with probability ``_BEYOND``, by an exponential tail.
 
     The tail begins at an order statistic and has the mean excess of the values above it (Weissman 1978, of
-    the Gumbel domain). With few images it ends well beyond the largest value; with many, before it.
+    the Gumbel domain). With few images it ends well beyond the largest value; with many, it is that value.
     """
     ordered = np.sort(values)
+    if 1 / (len(values) + 1) <= _BEYOND:
+        # New images exceed the largest value as rarely. The estimate is far beyond it where a tail is not
+        # exponential, such as that of frames that are mostly empty.
+        return float(ordered[-1])
     begin = float(ordered[-1 - max(1, round(_TAIL * len(values)))])
     above = ordered[
         ordered > begin
