@@ -142,11 +142,11 @@ def markdown(document: dict[str, Any]) -> str:
     lines = [
         "# The same models in every peer",
         "",
-        f"Measured on {m['cpu']}, {m['cores']} cores, {m['system']}, Python {m['python']}, with",
-        f"`{document['command']}`, peers in interleaved rounds. Columns: median, 10th and 90th percentile in",
-        "milliseconds; speed relative to the plain export in ONNX Runtime, and in OpenVINO at FP32; peak",
-        "memory of the whole process, and the part added by running; largest difference from torch eager,",
-        "relative to each output's largest magnitude.",
+        f"Measured on {m['cpu']}, {m['cores']} cores, {m['system']}, Python {m['python']}, on",
+        f"{document['date']} with `{document['command']}`, peers in interleaved rounds. Columns: median,",
+        "10th and 90th percentile in milliseconds; speed relative to the plain export in ONNX Runtime, and",
+        "in OpenVINO at FP32; peak memory of the whole process, and the part added by running; largest",
+        "difference from torch eager, relative to each output's largest magnitude.",
         "",
     ]
     rows = document["rows"]
