@@ -8,7 +8,7 @@ from typing import Any
 import onnx
 
 from capsedge.graph.bodies import Shape, function_body
-from capsedge.graph.ir import attributes_of, operator_nodes
+from capsedge.graph.ir import attributes_of
 from capsedge.spec.operators import OPERATORS, Attribute, operator_of
 
 _KINDS: Mapping[str, type] = {"int": int, "float": float, "ints": int, "floats": float}
@@ -62,19 +62,3 @@ def _is_valid(attribute: Attribute, value: Any) -> bool:
 
 def _words(shape: Shape) -> str:
     return "x".join("?" if size is None else str(size) for size in shape) or "one number"
-
-
-def check_operators(model: onnx.ModelProto) -> list[str]:
-    """The errors in a model's capsule operators: unknown types, missing attributes."""
-    problems = []
-    for node in operator_nodes(model):
-        spec = OPERATORS.get(operator_of(node.op_type))
-        if spec is None:
-            problems.append(f"unknown operator {node.op_type}")
-        elif set(attributes_of(node)) != set(spec.attribute_names):
-            problems.append(
-                f"{node.op_type} '{node.name}': attributes {sorted(attributes_of(node))}"
-            )
-        elif not spec.takes(len(node.input)) or not all(node.input):
-            problems.append(f"{node.op_type} '{node.name}': {len(node.input)} inputs")
-    return problems

@@ -9,7 +9,6 @@ import onnx
 
 from capsedge.errors import CapsedgeError, ParityError, UnsupportedModelError
 from capsedge.graph import Rewrites
-from capsedge.graph.check_operators import check_operators
 from capsedge.graph.cleanup import (
     fold_fills,
     remove_dead_nodes,
@@ -24,6 +23,7 @@ from capsedge.graph.fusion.optimize_graph import optimize_model
 from capsedge.graph.ir import (
     Graph,
     UnknownShapeError,
+    attributes_of,
     copy_of,
     detach_functions,
     inferred,
@@ -253,3 +253,19 @@ def _check(model: onnx.ModelProto) -> None:
             "; ".join(problems),
             "This is a bug of the exporter; please report it with the model.",
         )
+
+
+def check_operators(model: onnx.ModelProto) -> list[str]:
+    """The errors in a model's capsule operators: unknown types, missing attributes."""
+    problems = []
+    for node in operator_nodes(model):
+        spec = OPERATORS.get(operator_of(node.op_type))
+        if spec is None:
+            problems.append(f"unknown operator {node.op_type}")
+        elif set(attributes_of(node)) != set(spec.attribute_names):
+            problems.append(
+                f"{node.op_type} '{node.name}': attributes {sorted(attributes_of(node))}"
+            )
+        elif not spec.takes(len(node.input)) or not all(node.input):
+            problems.append(f"{node.op_type} '{node.name}': {len(node.input)} inputs")
+    return problems

@@ -21,9 +21,8 @@ from capsedge.exporters.export import export
 from capsedge.exporters.export_options import REWRITES, ExportOptions
 from capsedge.exporters.export_report import ExportReport
 from capsedge.graph import Rewrites, ir, passes
-from capsedge.graph.check_operators import check_operators
 from capsedge.graph.ir import shapes_of
-from capsedge.graph.passes import TORCH_DOMAIN
+from capsedge.graph.passes import TORCH_DOMAIN, check_operators
 from capsedge.runtime.load import load
 from capsedge.runtime.metadata.metadata import ModelMetadata, Outputs, Preprocessing
 from capsedge.runtime.user_metadata import Description
