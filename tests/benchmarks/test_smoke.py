@@ -56,6 +56,7 @@ PROGRAMS: dict[str, list[str]] = {
     "startup": ["--rounds", "1"],
     "typical_input": [DATA, "--limit", "50"],
 }  # fmt: skip
+LONG = ("affine", "own_modules")  # train or export several networks: half a minute or more
 # Programs that the line below cannot start, and why.
 LEFT_OUT = {
     "affine_photos": "trains on a GPU",
@@ -154,8 +155,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow) if n == "affine" else n for n in PROGRAMS]
-)  # affine trains five networks: a minute
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in PROGRAMS]
+)
 def test_it_starts_and_writes_its_document(
     name: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
