@@ -40,9 +40,9 @@ def test_torch_comes_from_another_index_on_request_and_nothing_else_does() -> No
 
 def test_ci_runs_the_commands_of_the_readme_and_each_test_once() -> None:
     lines = (ROOT / ".ci/run").read_text().splitlines()
-    targets = [found[1] for line in lines if (found := re.match(r"make ([\w-]+)", line))]
+    targets = [found[1] for line in lines if (found := re.match(r"\s*make ([\w-]+)", line))]
     first = ["demo", "runtimes", "web", "test", "docs", "test-wheel"]
-    assert targets == [*first, "test-windows-build", "test-cuda-provider", "test-nvidia"]
+    assert targets == [*first, "test-cuda-provider", "test-nvidia", "test-windows-build"]
     after = lines[lines.index("make test") :]
     thorough = '.venv/bin/python -m pytest -n auto --dist worksteal -m "thorough and not slow"'
     left_out = "tests/native/ptx/test_torch.py"
