@@ -59,7 +59,7 @@ def first_axis(f: BatchFreeing) -> None:
 
 
 def resize(f: BatchFreeing) -> None:
-    """The rule of Resize, which must not resize the batch."""
+    """The batch rule of Resize, which must not resize the batch."""
     batch_axis = f.only()
     sizes = f.value(3)
     if sizes is not None and sizes.size and len(sizes) == len(f.shape(f.node.input[0])):
@@ -82,7 +82,7 @@ def along(default: int) -> Rule:
 
 
 def from_axis(f: BatchFreeing) -> None:
-    """The rule of LayerNormalization: the axes from its own on must not include the batch."""
+    """The batch rule of LayerNormalization: the axes from its own on must not include the batch."""
     batch_axis = f.only()
     rank = len(f.shape(f.node.input[0]))
     _stays_separate(f, batch_axis, *range(_axis(f, -1, rank), rank))
@@ -105,7 +105,7 @@ def quantize(f: BatchFreeing) -> None:
 
 
 def reduce(f: BatchFreeing) -> None:
-    """The rule of reductions, which must not reduce along the batch."""
+    """The batch rule of reductions, which must not reduce along the batch."""
     batch_axis = f.only()
     rank = len(f.shape(f.node.input[0]))
     given = f.value(1)
@@ -129,7 +129,7 @@ def _without(f: BatchFreeing, batch_axis: BatchAxis, axes: set[int]) -> None:
 
 
 def view(f: BatchFreeing) -> None:
-    """The rule of Reshape and Flatten."""
+    """The batch rule of Reshape and Flatten."""
     f.only()
     f.viewed(f.node.input[0])
 
@@ -196,7 +196,7 @@ def pad(f: BatchFreeing) -> None:
 
 
 def concat(f: BatchFreeing) -> None:
-    """The rule of Concat, of values of all images or of single ones."""
+    """The batch rule of Concat, of values of all images or of single ones."""
     varying = f.varying()
     rank = len(f.shape(f.node.output[0]))
     axis = _axis(f, 0, rank)
@@ -237,7 +237,7 @@ def scatter(f: BatchFreeing) -> None:
 
 
 def split(f: BatchFreeing) -> None:
-    """The rule of Split, which must not split the batch."""
+    """The batch rule of Split, which must not split the batch."""
     along(0)(f)
 
 
@@ -311,14 +311,14 @@ def _one_image(f: BatchFreeing, data: str, batch_axis: BatchAxis) -> None:
 
 
 def one_hot(f: BatchFreeing) -> None:
-    """The rule of OneHot, which inserts an axis."""
+    """The batch rule of OneHot, which inserts an axis."""
     batch_axis = f.only()
     rank = len(f.shape(f.node.output[0]))
     f.keep(batch_axis.moved(int(_axis(f, -1, rank) <= batch_axis.axis)))
 
 
 def matmul(f: BatchFreeing) -> None:
-    """The rule of MatMul, which must not sum along the batch."""
+    """The batch rule of MatMul, which must not sum along the batch."""
     left, right = f.node.input[:2]
     ranks = [len(f.shape(i)) for i in (left, right)]
     rank = max(ranks)
@@ -350,7 +350,7 @@ def matmul(f: BatchFreeing) -> None:
 
 
 def gemm(f: BatchFreeing) -> None:
-    """The rule of Gemm, of which one factor may depend on the image."""
+    """The batch rule of Gemm, of which one factor may depend on the image."""
     a, b = f.node.input[:2]
     if a in f.batch_axes and b in f.batch_axes:
         raise f.wrong("it joins every image with every other")

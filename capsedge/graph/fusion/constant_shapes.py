@@ -9,7 +9,6 @@ import numpy as np
 import onnx
 
 from capsedge.graph.cleanup import remove_dead_nodes
-from capsedge.graph.fusion import NoMatch
 from capsedge.graph.fusion.execution import session_of
 from capsedge.graph.fusion.values import Array, Values
 from capsedge.graph.ir import copy_of, initializer
@@ -21,17 +20,14 @@ _LARGEST = 1 << 20  # maximum number of elements of a value that becomes an init
 # --- Values computed from fixed sizes ---
 
 
-def constant_shapes(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
+def constant_shapes(graph: Values) -> tuple[onnx.ModelProto, int]:
     """A copy with initializers for values that depend only on fixed sizes, and how many there are.
 
     Such a value is computed from shapes and constants and is compared at three batch sizes. If it never
     changes, it is constant. In a Reshape target, one entry may change if no other is 0 or -1: it becomes -1,
     which is equivalent because a Reshape keeps the number of elements. Dequantized weights stay integers.
     """
-    try:
-        graph = Values(model)
-    except NoMatch:
-        return model, 0
+    model = graph.model
     if not graph.free:
         return model, 0
     targets = {n.input[1] for n in graph.nodes if n.op_type == "Reshape"}
@@ -101,18 +97,12 @@ def _constant(runs: list[Array], target: bool) -> Array | None:
 _VIEWS = ("Expand", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 
 
-def without_single_softmaxes(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
+def without_single_softmaxes(graph: Values) -> tuple[onnx.ModelProto, int]:
     """A copy without softmaxes over an axis of one element, all of whose values are 1; and their number.
 
     A product with such values becomes its other factor. Other nodes read the first softmax of the same shape,
     so what is computed for the logits of the later ones is dropped.
     """
-    if not any(n.op_type == "Softmax" and not n.domain for n in model.graph.node):
-        return model, 0
-    try:
-        graph = Values(model)
-    except NoMatch:
-        return model, 0
     ones: dict[str, str] = {}  # tensors of ones: the first of the same shape
     others: dict[str, str] = {}  # results of products with ones: the other factor
     first: dict[tuple[int, ...], str] = {}
@@ -131,9 +121,9 @@ def without_single_softmaxes(model: onnx.ModelProto) -> tuple[onnx.ModelProto, i
                 if one in ones and graph.shapes.get(other) == graph.shapes[name]:
                     others[name] = others.get(other, other)
     if not others and all(name == same for name, same in ones.items()):
-        return model, 0
-    copy = copy_of(model)
-    kept = {o.name for o in model.graph.output}
+        return graph.model, 0
+    copy = copy_of(graph.model)
+    kept = {o.name for o in graph.model.graph.output}
     instead = {k: v for k, v in (ones | others).items() if k not in kept}
     for node in copy.graph.node:
         for k, name in enumerate(node.input):

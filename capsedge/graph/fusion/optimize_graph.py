@@ -139,9 +139,9 @@ def optimize_model(
         stage(f"converting from opset {before}")
     converted = _converted(plain, before)
     stage("cleaning")
-    cleaned, notes = _cleaned(converted)
+    graph, notes = _cleaned(converted)
+    cleaned = graph.model
     notes += sigmoids
-    graph = _values(cleaned)
     wide = widened(converted) if has_halves(converted) else None
     original.batch = 0 if graph.free else graph.batch
     if wide is not None:
@@ -367,6 +367,8 @@ def _original(data: bytes, source: onnx.ModelProto) -> tuple[Original, list[str]
 
 
 def _values(model: onnx.ModelProto) -> Values:
+    """The values of a graph, from whose file the shapes that it records are removed."""
+    del model.graph.value_info[:]
     try:
         return Values(model)
     except NoMatch as error:
@@ -445,7 +447,8 @@ def _converted(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
     return converted
 
 
-def _cleaned(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
+def _cleaned(model: onnx.ModelProto) -> tuple[Values, list[str]]:
+    """The graph in a normal form, and notes on what was changed; raises as `_values`."""
     notes: list[str] = []
     remove_dead_nodes(model)
     cleaned = _simplified(model, notes)
@@ -453,17 +456,17 @@ def _cleaned(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
     if loops:
         notes.append(f"{loops} loop{'s' * (loops > 1)} with a fixed number of passes unrolled")
         cleaned = _simplified(cleaned, notes)
-    cleaned, made = constant_shapes(cleaned)
+    graph = _values(cleaned)
+    cleaned, made = constant_shapes(graph)
     if made:
         notes.append(f"{made} computed shapes made constant")
-        cleaned = _simplified(cleaned, notes)
-    cleaned, single = without_single_softmaxes(cleaned)
+        graph = _values(_simplified(cleaned, notes))
+    cleaned, single = without_single_softmaxes(graph)
     if single:
         plural = "es" * (single > 1)
         notes.append(f"{single} softmax{plural} over one element replaced: its result is 1")
-        cleaned = _simplified(cleaned, notes)
-    del cleaned.graph.value_info[:]
-    return cleaned, notes
+        graph = _values(_simplified(cleaned, notes))
+    return graph, notes
 
 
 def _signature(model: onnx.ModelProto) -> list[str]:

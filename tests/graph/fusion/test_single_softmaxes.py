@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from capsedge.graph.fusion.constant_shapes import without_single_softmaxes
 from capsedge.graph.fusion.execution import session_of
+from capsedge.graph.fusion.values import Values
 from tests.graph.fusion.making import exported
 
 
@@ -40,7 +41,7 @@ class OneParent(nn.Module):
 def reduced(module: nn.Module, free: bool = True, batch: int = 2) -> tuple[Counter[str], int]:
     """Operators left, and the number of softmaxes; the results must stay the same."""
     model = exported(module, torch.rand(batch, 6, 3), free=free)
-    new, count = without_single_softmaxes(model)
+    new, count = without_single_softmaxes(Values(model))
     for images in (1, 2, 5) if free else (batch,):
         x = {"x": torch.randn(images, 6, 3).numpy()}
         (before,), (after,) = (session_of(m).run(None, x) for m in (model, new))
