@@ -255,7 +255,7 @@ def main() -> None:
     document: dict[str, Any] = {
         "machine": machine(),
         "date": datetime.now(timezone.utc).date().isoformat(),
-        "command": "python -m benchmarks.peers",
+        "command": " ".join(["python -m benchmarks.peers", *sys.argv[1:]]),
         "rows": kept_rows(options.output / "peers.json", todo),
     }
     with tempfile.TemporaryDirectory() as name:

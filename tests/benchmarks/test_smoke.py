@@ -192,4 +192,5 @@ def test_a_peer_that_fails_is_a_row(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     rows = peers.measure("digits-em:3", tmp_path, images, 1, wanted, 1, 0.01)
     assert [row["peer"] for row in rows] == wanted
     assert all(row["error"].startswith("failed: ") for row in rows)
-    assert "failed: " in peers.markdown({"machine": peers.machine(), "command": "x", "rows": rows})
+    document = {"machine": peers.machine(), "date": "2026-11-30", "command": "x", "rows": rows}
+    assert "failed: " in peers.markdown(document)
