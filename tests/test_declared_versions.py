@@ -87,3 +87,17 @@ def test_a_contradiction_is_found() -> None:
         "onnxruntime 1.18 or newer, wanted 1.19"
     ]
     assert wrong("It needs ONNX Runtime 1.19 or newer.") == []
+
+
+def test_the_page_on_installing_lists_every_extra() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    text = (ROOT / "docs/how-to/install.md").read_text()
+    for_users = {
+        name
+        for row in re.findall(r"^\| (`.*?`) \|", text, re.MULTILINE)
+        for name in re.findall(r"`([\w-]+)`", row)
+    }
+    last = re.search(r"The extras (.*?) are\s+for", text, re.DOTALL)
+    assert last is not None
+    for_developers = set(re.findall(r"`([\w-]+)`", last[1]))
+    assert for_users | for_developers == set(project["optional-dependencies"])

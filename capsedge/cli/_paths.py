@@ -35,6 +35,7 @@ class PathRole:
         written: returns the files to be written for it.
         creates: whether the verb creates the output's folder.
         named: the path in the value; None if it names none.
+        resolved: what the verb gets for the value.
     """
 
     reads: bool = False
@@ -44,6 +45,7 @@ class PathRole:
     written: Callable[[Path], list[Path]] = lambda _: []
     creates: bool = False
     named: Callable[[Any], Path | None] = Path
+    resolved: Callable[[Any], Any] = lambda value: value
 
 
 def _check_present(path: Path) -> None:
@@ -125,8 +127,29 @@ def _file_or_folder(path: Path) -> list[Path]:
     return [path / "000000.png"] if folder else [path]
 
 
+def _zoo_file(path: Path) -> Path:
+    """The file, by its path or by its name in the zoo."""
+    from capsedge.runtime.zoo import unknown_model, zoo_model
+
+    if file_unless_model_name(path) is not None:
+        return path
+    file = zoo_model(str(path))
+    if file is None:
+        raise unknown_model(str(path))
+    return file
+
+
+def default_output(model: Path, name: str) -> Path:
+    """A file or folder beside the model; for a model of the package, in the current folder."""
+    from capsedge.runtime.zoo import default_model
+
+    bundled = model.resolve().parent == default_model().resolve().parent
+    return Path(name) if bundled else model.with_name(name)
+
+
 READS = PathRole(reads=True)
-READS_MODEL = PathRole(reads=True, check=check_model)
+READS_FILE_OR_ZOO = PathRole(reads=True, resolved=_zoo_file)
+READS_MODEL = PathRole(reads=True, check=check_model, resolved=_zoo_file)
 READS_MODEL_OR_NAME = PathRole(reads=True, check=check_model, named=file_unless_model_name)
 READS_MODEL_OR_FOLDER = PathRole(
     reads=True, check=_check_model_or_folder, named=file_unless_model_name
@@ -172,7 +195,10 @@ def checked_paths(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def run(**values: Any) -> None:
-        _check_paths(_roles(command), values, dry=bool(values.get("dry_run")))
+        roles = _roles(command)
+        for name in roles.keys() & values.keys():
+            values[name] = _resolved(roles[name], values[name])
+        _check_paths(roles, values, dry=bool(values.get("dry_run")))
         command(**values)
 
     return run
@@ -183,6 +209,12 @@ def _roles(command: Callable[..., None]) -> dict[str, PathRole]:
     declared = inspect.signature(command, eval_str=True).parameters
     found = {name: role_of(parameter.annotation) for name, parameter in declared.items()}
     return {name: role for name, role in found.items() if role is not None}
+
+
+def _resolved(role: PathRole, value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(role.resolved, value))
+    return role.resolved(value) if value else value
 
 
 def _check_paths(roles: Mapping[str, PathRole], values: Mapping[str, Any], dry: bool) -> None:

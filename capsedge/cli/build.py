@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 from capsedge.cli import _options
 from capsedge.cli._options import Argument, grouped
 from capsedge.cli._output import log, log_next, print_report, require_packages
-from capsedge.cli._paths import READS_MODEL, PathRole
+from capsedge.cli._paths import READS_MODEL, PathRole, default_output
 from capsedge.exporters.build_options import WASM, BuildOptions, C
 from capsedge.options import Option
 from capsedge.runtime.files.text import printable
@@ -37,7 +37,12 @@ def _written(path: Path) -> list[Path]:
 
 
 Model = Annotated[
-    Path, Argument(help="ONNX file from `capsedge export` or `capsedge quantize`."), READS_MODEL
+    Path,
+    Argument(
+        help="ONNX file from `capsedge export` or `capsedge quantize`, or a name from the zoo (digits-em).",
+        complete="zoo",
+    ),
+    READS_MODEL,
 ]
 Output = Annotated[
     Path | None,
@@ -71,7 +76,10 @@ def command(
     """
     if options.target in _FOLDERS:
         _build_folder(
-            model, output or model.parent / f"{model.stem}_{options.target}", options, as_json
+            model,
+            output or default_output(model, f"{model.stem}_{options.target}"),
+            options,
+            as_json,
         )
         return
     if output is not None:
@@ -85,7 +93,10 @@ def command(
 
     with _progress() as progress:
         built = build(
-            model, output or model.parent / f"{model.stem}.engine", options, progress=progress
+            model,
+            output or default_output(model, f"{model.stem}.engine"),
+            options,
+            progress=progress,
         )
     print_report(built, as_json)
     if not as_json:

@@ -9,16 +9,26 @@ from typing import Annotated
 from capsedge.cli import _options
 from capsedge.cli._options import Argument, grouped
 from capsedge.cli._output import log_next, print_report, require_packages, stages
-from capsedge.cli._paths import READS_DATA, READS_MODEL, WRITES
+from capsedge.cli._paths import READS_DATA, READS_MODEL, WRITES, default_output
 from capsedge.errors import ParityError
 from capsedge.optimization.cascade_options import CascadeOptions
 from capsedge.options import Option
 
 Small = Annotated[
-    Path, Argument(help="The ONNX file that runs first, on every image."), READS_MODEL
+    Path,
+    Argument(
+        help="The ONNX file that runs first, on every image; or a name from the zoo.",
+        complete="zoo",
+    ),
+    READS_MODEL,
 ]
 Large = Annotated[
-    Path, Argument(help="The ONNX file that decides the escalated images."), READS_MODEL
+    Path,
+    Argument(
+        help="The ONNX file that decides the escalated images; or a name from the zoo.",
+        complete="zoo",
+    ),
+    READS_MODEL,
 ]
 Data = Annotated[
     Path,
@@ -66,7 +76,7 @@ def command(
             report = cascade(
                 small,
                 large,
-                output or large.with_name(f"{large.stem}.cascade.onnx"),
+                output or default_output(large, f"{large.stem}.cascade.onnx"),
                 options,
                 data=data,
                 progress=progress,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from capsedge.cli import _options, _output
 from capsedge.cli._options import Argument
 from capsedge.cli._output import print_table
-from capsedge.cli._paths import READS
+from capsedge.cli._paths import READS_FILE_OR_ZOO
 from capsedge.errors import UsageError
 from capsedge.options import Option
 from capsedge.runtime.files import reading
@@ -23,10 +23,11 @@ if TYPE_CHECKING:
 File = Annotated[
     Path,
     Argument(
-        help="An ONNX file from any tool, a .safetensors checkpoint, a TensorRT engine, or a folder of "
-        "`capsedge build --target c`."
+        help="An ONNX file from any tool, a name from the zoo (digits-em), a .safetensors checkpoint, a "
+        "TensorRT engine, or a folder of `capsedge build --target c`.",
+        complete="zoo",
     ),
-    READS,
+    READS_FILE_OR_ZOO,
 ]
 Forecast = Annotated[
     bool, Option("--forecast", help="Forecast memory and traffic by layer, from shapes.")

@@ -8,7 +8,7 @@ from typing import Annotated
 from capsedge.cli import _options
 from capsedge.cli._options import Argument, MetadataOptions, Typical, grouped
 from capsedge.cli._output import print_report, require_packages, stage_reporter
-from capsedge.cli._paths import READS_MODEL, WRITES
+from capsedge.cli._paths import READS_MODEL, WRITES, default_output
 from capsedge.optimization.optimize_options import OptimizeOptions
 from capsedge.options import Option
 
@@ -43,7 +43,7 @@ def command(
 
     done = optimize(
         model,
-        output or model.parent / f"{model.stem}.fused.onnx",
+        output or default_output(model, f"{model.stem}.fused.onnx"),
         options,
         description=described.description(typical_data),
         progress=stage_reporter(as_json),

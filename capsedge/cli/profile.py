@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 Models = Annotated[
     list[Path] | None,
     Argument(
-        help="ONNX files from any tool, or TensorRT engines; the zoo's digit model by default."
+        help="ONNX files from any tool, names from the zoo (digits-em), or TensorRT engines; "
+        "digits-dynamic by default.",
+        complete="zoo",
     ),
     READS_MODEL,
 ]

@@ -10,7 +10,7 @@ from capsedge.calibration.quantize_options import QuantizeOptions
 from capsedge.cli import _options
 from capsedge.cli._options import Argument, grouped
 from capsedge.cli._output import log_next, print_report, require_packages, stages, warn
-from capsedge.cli._paths import READS_DATA, READS_MODEL, WRITES, PathRole
+from capsedge.cli._paths import READS_DATA, READS_MODEL, WRITES, PathRole, default_output
 from capsedge.errors import ParityError, UsageError
 from capsedge.options import Option
 from capsedge.runtime.files.writing import REJECTED, with_suffix_appended
@@ -18,7 +18,11 @@ from capsedge.runtime.files.writing import REJECTED, with_suffix_appended
 if TYPE_CHECKING:
     from capsedge.calibration.quantization_report import QuantizationReport
 
-Model = Annotated[Path, Argument(help="The FP32 ONNX file."), READS_MODEL]
+Model = Annotated[
+    Path,
+    Argument(help="The FP32 ONNX file, or a name from the zoo (digits-em).", complete="zoo"),
+    READS_MODEL,
+]
 CalibData = Annotated[
     Path,
     Option(
@@ -91,7 +95,7 @@ def command(
     if sensitivity:
         _rank(model, options, calib_data, data, as_json)
         return
-    output = output or model.with_name(f"{model.stem}.{options.precision}.onnx")
+    output = output or default_output(model, f"{model.stem}.{options.precision}.onnx")
     report = _quantized(model, output, options, calib_data, data)
     if picture is not None and report.search is not None:
         from capsedge.calibration.mixed_precision import draw

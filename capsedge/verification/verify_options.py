@@ -39,7 +39,7 @@ class VerifyOptions(Options):
 
     limit: int | None = option(
         None,
-        "Only the first N samples.",
+        "Only N samples: the first, or of class folders evenly spaced ones.",
         min=1,
         max=LARGEST_COUNT,
         panel="Images to evaluate on",

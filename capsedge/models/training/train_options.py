@@ -118,7 +118,10 @@ class TrainOptions(Options):
         complete="trained",
     )
     limit: int | None = option(
-        None, "Only the first N images of each split.", min=1, max=LARGEST_COUNT
+        None,
+        "Only N images of each split: the first, or of class folders evenly spaced ones.",
+        min=1,
+        max=LARGEST_COUNT,
     )
     threads: int | None = option(
         None,
