@@ -220,14 +220,13 @@ def chart(document: dict[str, Any], path: Path) -> None:
     save_figure(figure, path)
 
 
-def kept_rows(path: Path, todo: Sequence[tuple[int, int, str]]) -> list[dict[str, Any]]:
-    """Rows from an earlier run on this machine that are not measured again."""
-    if not path.exists():
-        return []
-    before = json.loads(path.read_text())
-    if before["machine"] != machine():
-        return []
-    return [r for r in before["rows"] if (r["threads"], r["batch"], r["model"]) not in todo]
+def earlier_run(path: Path, todo: Sequence[tuple[int, int, str]]) -> dict[str, Any]:
+    """What an earlier run on this machine wrote, with the rows that are not measured again."""
+    before = json.loads(path.read_text()) if path.exists() else {}
+    if before.get("machine") != machine():
+        return {"command": "", "rows": []}
+    rows = [r for r in before["rows"] if (r["threads"], r["batch"], r["model"]) not in todo]
+    return {"command": before["command"] if rows else "", "rows": rows}
 
 
 def order(row: dict[str, Any]) -> tuple[int, int, int, int]:
@@ -252,11 +251,13 @@ def main() -> None:
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
     todo = list(product(options.threads, options.batches, options.models))
+    before = earlier_run(options.output / "peers.json", todo)
+    command = " ".join(["python -m benchmarks.peers", *sys.argv[1:]])
     document: dict[str, Any] = {
         "machine": machine(),
         "date": datetime.now(timezone.utc).date().isoformat(),
-        "command": " ".join(["python -m benchmarks.peers", *sys.argv[1:]]),
-        "rows": kept_rows(options.output / "peers.json", todo),
+        "command": "`, `".join(filter(None, [before["command"], command])),
+        "rows": before["rows"],
     }
     with tempfile.TemporaryDirectory() as name:
         folders = {model: Path(name) / str(k) for k, model in enumerate(options.models)}

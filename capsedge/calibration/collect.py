@@ -172,7 +172,7 @@ def histograms(
                 rows[t] += len(values[t])
             low, high = limits[t]
             if high > low:
-                counts[t] += np.histogram(values[t], BINS, (low, high))[0]
+                counts[t] += np.histogram(_exact(values[t], low, high), BINS, (low, high))[0]
             else:
                 counts[t][0] += values[t].size
         done += number
@@ -181,6 +181,12 @@ def histograms(
     return {
         t: Histogram(*limits[t], counts[t], sums.get(t, none) / max(rows[t], 1)) for t in tensors
     }
+
+
+def _exact(values: NDArray[Any], low: float, high: float) -> NDArray[Any]:
+    """The values, in FP64 where FP32 does not tell the edges of the bins apart, as near 101,325 Pa."""
+    step = np.spacing(np.float32(max(abs(low), abs(high))))
+    return values.astype(np.float64) if high - low < 4 * BINS * step else values
 
 
 def magnitudes(

@@ -82,7 +82,10 @@ class _Int8Emitter:
             elif node.domain == DOMAIN:
                 self._routing(node, index, level)
             elif node.op_type == "Gather":
-                self._table(node)
+                if self.kind[node.input[index]] == "table":
+                    self._table(node)
+                else:  # it reads a weight of another layer, which stays stored in FP32 for it
+                    self.nodes.append(node)
             else:
                 self._stored(node, index, level)
         model = replace_graph(self.graph.model, self.nodes, self.more, self.like)
@@ -258,7 +261,9 @@ class _Int8Emitter:
 
 
 def _shared_axes(node: onnx.NodeProto, rank: int) -> tuple[int, ...]:
-    """The axes of a stored weight that share a scale: all except those of the output."""
+    """The axes of a stored weight that share a scale: all except those of the output, of a vector all."""
+    if rank == 1:
+        return (0,)
     if node.op_type == "Gemm" and attributes_of(node).get("transB", 0):
         return (1,)
     return tuple(range(rank - 1))
@@ -273,5 +278,5 @@ def activation_parameters(low: float, high: float) -> tuple[float, int]:
     low, high = min(low, 0.0), max(high, 0.0)
     if high == low:
         return 1.0, 0
-    scale = float(np.float32((high - low) / 255))
+    scale = float(np.float32(max((high - low) / 255, np.finfo(np.float32).tiny)))
     return scale, int(np.clip(np.rint(-low / scale), 0, 255))

@@ -132,6 +132,7 @@ def find_layers(graph: LayerGraph) -> tuple[list[QuantizableLayer], list[KeptNod
     """The layers that can be quantized, in the graph's order, and the weights that cannot."""
     kinds: dict[str, str] = {}
     kept: list[KeptNode] = []
+    refused: set[str] = set()  # weights of a convolution that cannot run in 8 bits
     for node in graph.nodes:
         kept += _inside(node)
         index = weight_input(node)
@@ -145,6 +146,7 @@ def find_layers(graph: LayerGraph) -> tuple[list[QuantizableLayer], list[KeptNod
             problem = conv_problem(graph, node)
             if problem:
                 kept.append(KeptNode(title(name), "Conv", "shape", problem))
+                refused.add(name)
                 continue
             kind = "conv"
         elif elements < LEAST_ELEMENTS:
@@ -160,6 +162,7 @@ def find_layers(graph: LayerGraph) -> tuple[list[QuantizableLayer], list[KeptNod
     layers = [
         QuantizableLayer(title(name), kind, name, math.prod(graph.initializers[name].dims))
         for name, kind in kinds.items()
+        if name not in refused
     ]
     return layers, kept
 
@@ -249,7 +252,7 @@ def quantize4(
         ``four`` in -7..7, and the multipliers, with length 1 along the shared axes.
     """
     steps = _steps(weight.astype(np.float64), scale)
-    axes = tuple(range(steps.ndim - 2, steps.ndim))
+    axes = tuple(range(max(0, steps.ndim - 2), steps.ndim))
     while np.prod([steps.shape[k] for k in axes]) < SMALLEST_GROUP and axes[0] > 1:
         axes = (axes[0] - 1, *axes)
     best = np.ones([1 if k in axes else n for k, n in enumerate(steps.shape)])

@@ -29,6 +29,8 @@ from capsedge.runtime.onnx_file.training_mode import refuse_training
 from capsedge.spec import limits, onnx_wire
 from capsedge.spec.operators import DOMAIN
 
+_ONNX = "ai.onnx"  # another name of the standard domain
+
 
 @dataclass(frozen=True)
 class Bounds:
@@ -62,7 +64,7 @@ def run_check_steps(data: bytes, name: str, bounds: Bounds) -> bytes:
         ArtefactError, UnsupportedModelError: as ``check.checked``.
     """
     model = _parsed(data, name)
-    moved = _sort(model, name)
+    moved = _name_standard_domain(model) | _sort(model, name)
     _check_functions(model, name)
     _check_tensors(model, name)
     refuse_not_finite(data, name)
@@ -90,6 +92,25 @@ def _parsed(data: bytes, name: str) -> onnx.ModelProto:
         raise ArtefactError(
             f"{name} cannot be read.", f"{error}.", "Export it again with `capsedge export`."
         ) from error
+
+
+def _name_standard_domain(model: onnx.ModelProto) -> bool:
+    """Write the standard domain as the empty text, not as ``ai.onnx``; returns whether it was."""
+    changed = False
+    for holder in (model, *model.functions):
+        imports = list(holder.opset_import)
+        named = [e for e in imports if e.domain == _ONNX]
+        if named and any(not e.domain for e in imports):
+            ir.replace_repeated(holder.opset_import, [e for e in imports if e not in named])
+        for each in named:
+            each.domain = ""
+        changed |= bool(named)
+    for nodes in (model.graph.node, *(f.node for f in model.functions)):
+        for node in ir.all_nodes(nodes):
+            if node.domain == _ONNX:
+                node.domain = ""
+                changed = True
+    return changed
 
 
 def _sort(model: onnx.ModelProto, name: str) -> bool:

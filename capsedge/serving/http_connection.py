@@ -52,6 +52,8 @@ class Connection(asyncio.Protocol):
         self._parser: Any = httptools.HttpRequestParser(self)
         self._parts: list[bytes] = []  # parts of the data passed on
         self._waiting = 0  # unanswered requests
+        self._complete = 0  # those that have arrived as a whole
+        self._due: tuple[int, str] | None = None  # a refusal, once they are answered
         self._unbounded = 0  # bytes since the last part of a body, which the parser keeps
         self._deadline: asyncio.TimerHandle | None = None
         self._refusal: tuple[int, str] = (400, "This is no HTTP request.")
@@ -84,6 +86,8 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Receive data from the client; a request whose headers never end closes the connection."""
+        if self._due is not None:
+            return
         self._unbounded += len(data)
         while data:
             try:
@@ -93,10 +97,10 @@ class Connection(asyncio.Protocol):
                 data = self._declined(data[upgrade.args[0] :])
             except httptools.HttpParserError:
                 self._refuse(*self._refusal)
-                return
+                break
         if self._unbounded > limits.HEADER_BYTES:
             self._refuse(431, _TOO_LONG)
-        elif self._parts:
+        if self._parts and not self._transport.is_closing():
             parts, self._parts = self._parts, []
             self._uvicorn.data_received(parts[0] if len(parts) == 1 else b"".join(parts))
 
@@ -136,6 +140,9 @@ class Connection(asyncio.Protocol):
         """An answer is on its way to the client."""
         self.answering = False
         self._waiting -= 1
+        self._complete -= 1
+        if self._due is not None:
+            self._refuse(*self._due)
 
     def end(self) -> None:
         """Refuse the head of a request that has not arrived, when the server ends."""
@@ -161,8 +168,12 @@ class Connection(asyncio.Protocol):
         self._refuse(408, f"The request has not arrived after {limits.REQUEST_SECONDS} seconds.")
 
     def _refuse(self, status: int, why: str) -> None:
-        """Close the connection, after an answer unless another one is on its way."""
+        """Close the connection after earlier answers and, unless another is on its way, one of its own."""
         if self._transport.is_closing():
+            return
+        if self._complete > 0 and status != 429:  # the client takes it for the next answer
+            self._due = status, why
+            self._stop_clock()
             return
         if not self.answering:
             body = json.dumps({"error": why}).encode()
@@ -227,6 +238,7 @@ class Connection(asyncio.Protocol):
         if self._offers:
             return
         self._unbounded = 0
+        self._complete += 1
         self._url = b""
         self._stop_clock()
         if self._chunked:

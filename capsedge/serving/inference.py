@@ -134,7 +134,10 @@ class Responder:
         arrays = {name: np.concatenate([own[name] for _, own in good]) for name in good[0][1]}
         outputs = _attempt(self._computed, arrays, list(names))
         if isinstance(outputs, Exception):
-            return [outputs] * len(good)
+            if len(good) == 1:
+                return [outputs]
+            # The error is that of one request, whose values are nobody else's business.
+            return [answer for each in good for answer in self._together([each])]
         self._count.observe(len(arrays[first]))
         answers, start = [], 0
         for prepared, own in good:

@@ -119,6 +119,74 @@ def test_convolutions_that_share_a_weight() -> None:
     assert np.abs(got - wanted).max() < 0.05 * np.ptp(wanted)
 
 
+@pytest.mark.parametrize("order", [0, 1])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_elements_of_a_weight_that_are_looked_up(axis: int, order: int) -> None:
+    """A codebook: a product takes it in 8 bits, the lookup beside it stays as it is."""
+    rng = np.random.default_rng(0)
+    nodes = [
+        helper.make_node("MatMul", ["x", "w.weight"], ["p"]),
+        helper.make_node("Gather", ["w.weight", "at"], ["g"], axis=axis),
+    ]
+    nodes = [
+        *(nodes if order else nodes[::-1]),
+        helper.make_node("ReduceSum", ["g"], ["s"]),
+        helper.make_node("Add", ["p", "s"], ["y"]),
+    ]
+    model = helper.make_model(
+        helper.make_graph(
+            nodes, "codebook",
+            [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 24]),
+             helper.make_tensor_value_info("at", TensorProto.INT64, ["N"])],
+            [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+            [numpy_helper.from_array(rng.normal(0, 1, (24, 40)).astype(np.float32), "w.weight")],
+        ),
+        opset_imports=[helper.make_opsetid("", 20)], ir_version=9,
+    )  # fmt: skip
+    units, _ = find_layers(LayerGraph(model))
+    assert [u.kind for u in units] == ["linear"]
+    table = CalibrationTable("", "", "minmax", 1, "", {})
+    quantized = int8_cpu.emit(model, units, uniform_assignment(units, "int8"), table)
+    feeds = {"x": rng.normal(0, 1, (5, 24)).astype(np.float32), "at": np.array([3, 0, 23, 7, 7])}
+    wanted, got = (
+        load_bytes(each.SerializeToString()).run(feeds)["y"] for each in (model, quantized)
+    )
+    assert np.abs(got - wanted).max() < 0.02 * np.ptp(wanted)
+
+
+def test_a_weight_stays_if_one_of_its_convolutions_must() -> None:
+    weight = numpy_helper.from_array(np.ones((4, 4, 3, 3), np.float32), "w.weight")
+    for attributes in ({"pads": [1] * 4}, {"auto_pad": "SAME_UPPER"}):
+        other = {"auto_pad": "SAME_UPPER"} if "pads" in attributes else {"pads": [1] * 4}
+        graph = helper.make_graph(
+            [helper.make_node("Conv", ["x", "w.weight"], ["h"], **attributes),
+             helper.make_node("Conv", ["h", "w.weight"], ["y"], **other)],
+            "shared",
+            [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 4, 9, 9])],
+            [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+            [weight],
+        )  # fmt: skip
+        layers, kept = find_layers(LayerGraph(helper.make_model(graph)))
+        assert layers == []
+        assert [k.numbers for k in kept] == ["its padding is computed (auto_pad)"]
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(101_320.0, 101_330.0), (0.99999, 1.0), (1.7e9, 1.7e9 + 128), (0.0, 1e-44)]
+)
+def test_ranges_that_are_narrow_beside_their_values(low: float, high: float) -> None:
+    """Pressures in pascals, saturated activations, times in seconds."""
+    values = np.linspace(low, high, 4 * 64).astype(np.float32).reshape(4, 1, 8, 8)
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, ["N", 1, 8, 8]) for n in "xy")
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "g", [x], [y])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    found = collect.histograms(model, ["y"], ImageSet("narrow", values, None, None))["y"]
+    assert found.counts.sum() == values.size
+    assert (found.low, found.high) == (values.min(), values.max())
+    scale, _ = activation_parameters(found.low, found.high)
+    assert np.float32(scale) > 0
+
+
 def test_the_bias_makes_up_for_the_rounding_of_the_weights() -> None:
     """The mean of every channel stays, though 4-bit weights are off by much and the inputs have a mean."""
     rng = np.random.default_rng(0)
@@ -310,9 +378,10 @@ def test_groups_of_one_multiplier_have_eight_weights_or_a_whole_channel() -> Non
         ((8, 3, 2, 2), (8, 1, 1, 1)),
         ((8, 3, 1, 1), (8, 1, 1, 1)),
         ((4, 2, 3, 5, 1, 2), (4, 2, 3, 1, 1, 1)),
+        ((300,), (1,)),
     ):
         w = np.random.default_rng(0).normal(size=shape).astype(np.float32)
-        scale = quantizable_layers.quantize(w, tuple(range(1, len(shape))))[1]
+        scale = quantizable_layers.quantize(w, tuple(range(1, len(shape))) or (0,))[1]
         assert quantizable_layers.quantize4(w, scale)[1].shape == wanted, shape
 
 

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 import capsedge
 from capsedge.errors import ArtefactError, EnvironmentProblem, UnsupportedModelError
 from capsedge.exporters.c.write_c import write_c
-from capsedge.graph import check
+from capsedge.graph import check, ir
 from capsedge.graph.check import checked
 from capsedge.graph.check_steps import Bounds
 from capsedge.graph.check_steps import run_check_steps as check_here
@@ -271,6 +271,32 @@ def test_nodes_out_of_order_are_sorted() -> None:
     made = onnx.load_model_from_string(checked(data, "file.onnx"))
     assert [node.op_type for node in made.graph.node] == ["Relu", "Exp", "Neg"]
     assert checked(made.SerializeToString(), "file.onnx") == made.SerializeToString()
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_the_standard_domain_by_its_other_name(both: bool) -> None:
+    """Tools write ``ai.onnx`` for the standard domain, in nodes, branches and imports."""
+    inner = helper.make_graph(
+        [n("Neg", ["x"], ["a"], domain="ai.onnx")],
+        "then",
+        [],
+        [helper.make_tensor_value_info("a", FLOAT, (1, 4))],
+    )
+    model = file(
+        n("If", ["c"], ["h"], domain="ai.onnx", then_branch=inner, else_branch=inner),
+        n("Relu", ["h"], ["y"], domain="ai.onnx"),
+        c=np.array(True),
+    )
+    if both:
+        model.opset_import.append(helper.make_opsetid("ai.onnx", 18))
+    else:
+        model.opset_import[0].domain = "ai.onnx"
+    better = onnx.load_model_from_string(
+        check_here(model.SerializeToString(), "file.onnx", C_BOUNDS)
+    )
+    assert {node.domain for node in ir.all_nodes(better.graph.node)} == {""}
+    assert [e.domain for e in better.opset_import].count("") == 1
+    assert "ai.onnx" not in [e.domain for e in better.opset_import]
 
 
 def test_a_branch_reads_what_is_computed_after_it() -> None:

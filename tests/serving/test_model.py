@@ -99,6 +99,32 @@ def test_a_batch_of_different_requests(session: capsedge.Session, runs: list[int
     np.testing.assert_array_equal(large.outputs["lengths"], session.run(given[3])["lengths"])
 
 
+def test_what_the_runtime_refuses_is_the_error_of_its_request_alone(
+    session: capsedge.Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its message has a value of the request, which no other client may see."""
+    compute = inference.compute_outputs
+
+    def refusing(session: Any, arrays: Any, *more: Any) -> Any:
+        if (arrays["images"] == 60).any():
+            raise capsedge.UsageError("The index 60 is too large.")
+        return compute(session, arrays, *more)
+
+    monkeypatch.setattr(inference, "compute_outputs", refusing)
+    asked = [request(images(1, 1, 28, 28, seed=n)) for n in range(3)]
+    asked[1] = request(np.full((1, 1, 28, 28), 60, np.float32))
+
+    async def run() -> list[Any]:
+        one = model(session)
+        return await asyncio.gather(*map(one.infer, asked), return_exceptions=True)
+
+    first, wrong, last = asyncio.run(run())
+    assert isinstance(wrong, capsedge.UsageError)
+    for answer, each in ((first, asked[0]), (last, asked[2])):
+        wanted = session.run(each.inputs[0].data)["lengths"]
+        np.testing.assert_allclose(answer.outputs["lengths"], wanted, rtol=1e-4, atol=1e-6)
+
+
 def test_answers_over_the_limit_are_refused(
     session: capsedge.Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:

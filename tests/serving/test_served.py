@@ -405,6 +405,23 @@ def test_requests_that_are_sent_at_once(server: Server) -> None:
     assert shapes == [b"[1,10]", b"[2,10]", b"[3,10]"]
 
 
+@pytest.mark.parametrize(
+    ("rest", "status"),
+    [(b"garbage\r\n\r\n", b"400"), (b"GET /v2 HTTP/1.1\r\n" + b"X: y\r\n" * 1000, b"431")],
+)
+def test_a_refusal_comes_after_the_answers_to_earlier_requests(
+    server: Server, rest: bytes, status: bytes
+) -> None:
+    body = json.dumps(changed()).encode()
+    head = b"POST /v2/models/digits/infer HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n"
+    received = b""
+    with connected(server) as client:
+        client.sendall((head % len(body) + body) * 2 + rest)
+        while part := client.recv(2**16):
+            received += part
+    assert re.findall(rb"HTTP/1.1 (\d+)", received) == [b"200", b"200", status]
+
+
 def test_an_answer_is_one_segment(server: Server) -> None:
     body = json.dumps({**changed(), "outputs": [{"name": "lengths"}]}).encode()
     head = b"POST /v2/models/digits/infer HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n"

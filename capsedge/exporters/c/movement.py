@@ -285,14 +285,17 @@ def _resize(program: Program, node: CNode) -> list[ProgramValue]:
         raise Untranslatable(f"resizing by {mode} with {rule}")
     if mode == "linear":
         node.floats(0)
-    for axis, (target, scale) in _targets(node, x).items():
+    targets = _targets(node, x)
+    if all(target == x.shape[axis] for axis, (target, _) in targets.items()):
+        return [x]  # whatever the scales, as in ONNX Runtime
+    for axis, (target, scale) in targets.items():
         source = x.shape[axis]
         if target == source and scale == 1:
             continue
         checked_tensor_bytes(x.size // source * target)
         at = _positions(source, target, scale, rule)
         if mode == "nearest":
-            index = np.clip(nearest(at), 0, source - 1).astype(np.int64)
+            index = np.clip(nearest(at.astype(np.float64)), 0, source - 1).astype(np.int64)
             x = gathered(program, x, axis, index)
         else:
             x = _interpolated(program, x, axis, np.clip(at, 0, source - 1))
@@ -310,7 +313,11 @@ def _targets(node: CNode, x: ProgramValue) -> dict[int, tuple[int, float]]:
         scales = [float(v) for v in node.array(2, "a scale").reshape(-1)]
         if len(scales) != len(axes) or not all(0 < s < MOST_BYTES for s in scales):
             raise Untranslatable(f"the scales {scales} of the axes {axes}")
-        each = [(int(x.shape[a] * s), s) for a, s in zip(axes, scales, strict=True)]
+        # In FP32, as ONNX and ONNX Runtime compute it: 10 * 0.7 is 7 there, and 6.9999999 in FP64.
+        each = [
+            (int(np.float32(x.shape[a]) * np.float32(s)), s)
+            for a, s in zip(axes, scales, strict=True)
+        ]
     else:
         if len(sizes) != len(axes) or min(sizes, default=1) < 1:
             raise Untranslatable(f"the sizes {sizes} of the axes {axes}")
@@ -347,17 +354,19 @@ def _positions(source: int, target: int, scale: float, rule: str) -> Array:
     Raises:
         Untranslatable: ONNX and ONNX Runtime round the size differently.
     """
-    i = np.arange(target, dtype=np.float64)
+    # In FP32 and in ONNX Runtime's order: nearest neighbours depend on the last bit.
+    i, half, by = np.arange(target, dtype=np.float32), np.float32(0.5), np.float32(scale)
     if rule == "asymmetric":
-        return i / scale
-    middle = (i + 0.5) / scale - 0.5
+        return i / by
+    middle = (i + half) / by - half
     if rule == "half_pixel_symmetric":
-        return source / 2 * (1 - target / (source * scale)) + middle
+        adjustment = np.float32(target) / (by * np.float32(source))
+        return np.float32(source / 2) * (np.float32(1) - adjustment) + middle
     ends = rule == "align_corners" or (rule == "pytorch_half_pixel" and target == 1)
     if ends and abs(source * scale - target) > 1e-4:
         raise Untranslatable(f"{rule} with the scale {scale:g} of {source} elements")
     if ends:
-        return i * (source - 1) / max(target - 1, 1)
+        return i * np.float32(source - 1) / np.float32(max(target - 1, 1))
     return middle
 
 

@@ -130,7 +130,8 @@ def _binary(program: Program, node: CNode) -> list[ProgramValue]:
     if node.operator != "Pow":
         return [_arithmetic(program, node.operator, _alike(node, (0, 1)))]
     x, power = node.floats(0), node.value(1)
-    if power.array is not None and np.all(power.array == 2) and power.size == 1:
+    plain = power.array is not None and power.size == 1 and len(power.shape) <= len(x.shape)
+    if plain and np.all(power.array == 2):
         return [elementwise(program, [x], "{0} * {0}")]
     if power.array is not None:  # of any type
         power = constant(power.array.astype(np.float32))

@@ -31,8 +31,8 @@ class InputBounds:
     """The values and lengths that an input allows, and what its rows mean to each other.
 
     Attributes:
-        entries: of the smallest table that it indexes; its values are at least 0 and below this. None if it
-            indexes no table.
+        entries: of the largest table that it indexes; its values are at least 0 and below this. ONNX Runtime
+            refuses those above a smaller one. None if it indexes no table.
         longest: the largest size of each axis; 0 if the shape alone decides. Empty if no axis has one.
         independent: whether the result for a row is the same whatever the other rows are.
     """
