@@ -278,5 +278,5 @@ def activation_parameters(low: float, high: float) -> tuple[float, int]:
     low, high = min(low, 0.0), max(high, 0.0)
     if high == low:
         return 1.0, 0
-    scale = float(np.float32(max((high - low) / 255, np.finfo(np.float32).tiny)))
+    scale = float(np.float32(max((high - low) / 255, float(np.finfo(np.float32).tiny))))
     return scale, int(np.clip(np.rint(-low / scale), 0, 255))

@@ -80,7 +80,9 @@ def emit(
         if x not in dequantized:
             entry = table.entries[x]
             amax = max(abs(entry.low), abs(entry.high))
-            scale = np.float32(max(amax / 127, np.finfo(np.float32).tiny) if amax > 0 else 1.0)
+            scale = np.float32(
+                max(amax / 127, float(np.finfo(np.float32).tiny)) if amax > 0 else 1.0
+            )
             more[f"{x}_scale"] = initializer(f"{x}_scale", scale)
             dequantized[x] = f"{x}_dequantized"
             q = f"{x}_int8"

@@ -10,9 +10,11 @@ import numpy as np
 import onnx
 
 from capsedge.errors import UnsupportedModelError
+from capsedge.graph.cleanup import fold
 from capsedge.graph.functions import attach_functions
 from capsedge.graph.fusion.edit import store_halves
 from capsedge.graph.fusion.execution import one_line_message, session_of, session_options
+from capsedge.graph.fusion.matrix_products import write_matrix_products
 from capsedge.graph.fusion.values import Array, Values
 from capsedge.graph.ir import copy_of
 from capsedge.graph.portable import merge_views
@@ -271,6 +273,7 @@ def _compare(
 # --- The last steps of a new file ---
 
 IR_VERSION = 10
+_FOLDED = 1 << 20  # bytes of a constant that repeated values became
 
 
 def finish_and_compare(
@@ -297,6 +300,8 @@ def finish_and_compare(
         if fused:
             replace_layer_norms(finished)
         write_exact_sigmoids(finished)
+        if write_matrix_products(finished):
+            finished = fold(finished, _FOLDED)
         merged = copy_of(finished)
         merge_views(merged)
         finished = merged

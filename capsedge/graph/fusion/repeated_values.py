@@ -1,0 +1,263 @@
+"""Compute with a tensor before it is repeated, in routing that no operator covers.
+
+Element-wise nodes, reductions, products and views read what an Expand, a Tile or a Concat repeats. Every
+value keeps its bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from capsedge.graph.bodies import Shape
+from capsedge.graph.ir import (
+    Graph,
+    attributes_of,
+    constants_of,
+    initializer,
+    replace_repeated,
+    rewire,
+    shapes_of,
+)
+
+_ELEMENTWISE = frozenset((
+    "Abs", "Add", "Clip", "Div", "Exp", "Log", "Max", "Min", "Mul", "Neg", "Pow", "Reciprocal",
+    "Relu", "Sigmoid", "Sqrt", "Sub", "Tanh",
+))  # fmt: skip
+_REPEATING = ("Concat", "Expand", "Tile")
+_VIEWS = ("Squeeze", "Transpose", "Unsqueeze")
+_REDUCTIONS = (
+    "ReduceL1", "ReduceL2", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "ReduceSumSquare",
+)  # fmt: skip
+_LARGEST = 1 << 16  # elements of a constant that is written out
+_STORED = 4096  # elements of a constant whose values are looked at
+
+
+class Rewriting:
+    """Nodes of a graph that are being replaced, with the shapes of all values.
+
+    Attributes:
+        shapes: of every value whose rank is known; None for the batch.
+    """
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self.graph = Graph.of(model.graph)
+        self.model = model
+        self.shapes = shapes_of(onnx.shape_inference.infer_shapes(model, data_prop=True))
+        self.arrays = {
+            name: onnx.numpy_helper.to_array(tensor)
+            for name, tensor in constants_of(model).items()
+            if math.prod(tensor.dims) <= _STORED
+        }
+        self.shapes.update({t.name: tuple(t.dims) for t in model.graph.initializer})
+        self.taken = {*self.graph.needed, *self.graph.produced, *self.graph.initializers}
+        self.written: list[onnx.NodeProto] = []
+
+    def name(self, wanted: str) -> str:
+        while wanted in self.taken:
+            wanted += "_"
+        self.taken.add(wanted)
+        return wanted
+
+    def node(self, op: str, inputs: Sequence[str], output: str, shape: Shape, **more: Any) -> str:
+        """Add a node with a new value, or with a value that the node replaced had."""
+        self.written.append(helper.make_node(op, list(inputs), [output], **more))
+        self.shapes[output] = shape
+        return output
+
+    def integers(self, values: Sequence[int]) -> str:
+        """A stored list of integers."""
+        name = "sizes_" + "_".join(str(v).replace("-", "m") for v in values)
+        if name not in self.arrays:
+            self.taken.add(name)
+            self.arrays[name] = np.array(values, np.int64)
+            self.model.graph.initializer.append(initializer(name, self.arrays[name]))
+        return name
+
+    def view(self, x: str, shape: Shape, output: str) -> str:
+        target = self.integers([-1 if d is None else d for d in shape])
+        return self.node("Reshape", [x, target], output, shape)
+
+    def axes(self, node: onnx.NodeProto) -> list[int] | None:
+        """The axes of a reduction, counted from the first; None if they are not constant."""
+        shape = self.shapes.get(node.input[0])
+        named = attributes_of(node).get("axes")
+        if named is None and len(node.input) > 1:
+            named = self.arrays.get(node.input[1])
+        if shape is None or named is None:
+            return None
+        return sorted(int(a) % len(shape) for a in np.reshape(named, -1))
+
+    def end(self) -> None:
+        replace_repeated(self.model.graph.node, self.written)
+
+
+def joined(shapes: Sequence[Shape]) -> Shape | None:
+    """The shape of an element-wise result; None if it is not certain."""
+    rank = max(map(len, shapes))
+    sizes = []
+    for column in zip(*((1,) * (rank - len(s)) + tuple(s) for s in shapes), strict=True):
+        others = {size for size in column if size != 1}
+        if len(others) > 1:
+            return None
+        sizes.append(others.pop() if others else 1)
+    return tuple(sizes)
+
+
+class Once(Rewriting):
+    """Computes with tensors before they are repeated."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        super().__init__(model)
+        self.small: dict[str, str] = {}  # a repeated value -> the one that it repeats
+        self.target: dict[str, str] = {}  # a repeated value -> a shape to expand to
+        self.changed = 0
+
+    def run(self) -> int:
+        """Returns the number of changed nodes."""
+        if not any(node.op_type in _REPEATING and not node.domain for node in self.graph.nodes):
+            return 0
+        for node in self.graph.nodes:
+            self._node(node)
+        if self.changed:
+            self.end()
+        return self.changed
+
+    def _node(self, node: onnx.NodeProto) -> None:
+        y = node.output[0] if len(node.output) == 1 else ""
+        full = self.shapes.get(y)
+        if node.op_type == "Expand" and not node.domain and full is not None:
+            source = self._before_expand(node.input[0], y, full)
+            if source:
+                self.small[y], self.target[y] = source, node.input[1]
+        elif self._only_repeats(node, y):
+            self.small[y] = self.small.get(node.input[0], node.input[0])
+        elif not node.domain and full is not None and any(i in self.small for i in node.input):
+            shape = self._narrow(node, full)
+            if shape == full:
+                rewire(node, self.small)
+                self.changed += 1
+            elif shape is not None:
+                self._repeat(node, shape, full)
+                return
+        self.written.append(node)
+
+    def _only_repeats(self, node: onnx.NodeProto, y: str) -> bool:
+        """Whether a Tile or a Concat repeats its input along axes of one element."""
+        before, after = self.shapes.get(node.input[0] if node.input else ""), self.shapes.get(y)
+        if node.domain or before is None or after is None or len(before) != len(after):
+            return False
+        if node.op_type == "Concat" and len(set(node.input)) > 1:
+            return False
+        grown = [b for a, b in zip(before, after, strict=True) if a != b]
+        ones = [a for a, b in zip(before, after, strict=True) if a != b]
+        return node.op_type in ("Concat", "Tile") and {*ones} == {1} and None not in grown
+
+    def _before_expand(self, x: str, y: str, full: Shape) -> str:
+        """What an Expand repeats, with the rank of its result; empty if there is nothing to gain."""
+        source = self.small.get(x, x)
+        shape = self.shapes.get(source)
+        if shape is None or shape.count(None) > 1:
+            return ""
+        sizes = tuple(d or 1 for d in full)
+        if source in self.arrays and None in full and math.prod(sizes) <= _LARGEST:
+            # Of a constant, only the batch is left to repeat, so that more can be computed beforehand.
+            name = self.name(f"{y}_once")
+            self.arrays[name] = np.broadcast_to(self.arrays[source], sizes)
+            self.model.graph.initializer.append(initializer(name, self.arrays[name]))
+            self.shapes[name] = sizes
+            return name
+        if len(shape) < len(full):
+            shape = (1,) * (len(full) - len(shape)) + tuple(shape)
+            source = self.view(source, shape, self.name(f"{y}_once"))
+        return source if shape != full else ""
+
+    def _repeat(self, node: onnx.NodeProto, shape: Shape, full: Shape) -> None:
+        """Compute a value once; whoever needs it repeated gets that as before, or by an Expand."""
+        y = node.output[0]
+        once = onnx.NodeProto()
+        once.CopyFrom(node)
+        rewire(once, self.small)
+        if node.op_type == "Reshape":
+            once.input[1] = self.integers([-1 if d is None else d for d in shape])
+        once.output[0] = self.name(f"{y}_once")
+        self.written.append(once)
+        self.shapes[once.output[0]] = shape
+        self.small[y] = once.output[0]
+        self.changed += 1
+        target = self._target(node, shape, full)
+        if target:
+            self.target[y] = target
+            self.node("Expand", [once.output[0], target], y, full)
+        else:
+            self.written.append(node)
+
+    def _target(self, node: onnx.NodeProto, shape: Shape, full: Shape) -> str:
+        """The shape that an Expand needs; empty if the batch is repeated and its size is nowhere."""
+        sizes = [1 if a == b else b for a, b in zip(shape, full, strict=True)]
+        if None not in sizes:
+            return self.integers([d or 1 for d in sizes])
+        known = (self.target[i] for i in node.input if i in self.target and self.shapes[i] == full)
+        return next(known, "")
+
+    def _narrow(self, node: onnx.NodeProto, full: Shape) -> Shape | None:
+        """The shape of a node's result if it reads what is repeated; None if it may not."""
+        shapes = [self.shapes.get(self.small.get(i, i)) if i else () for i in node.input]
+        known = [s for s in shapes if s is not None]
+        if len(known) < len(shapes):
+            return None
+        if node.op_type in _ELEMENTWISE:
+            found = joined(known)
+            return found if found is not None and len(found) == len(full) else None
+        if node.op_type == "MatMul" and min(map(len, known)) > 2:
+            return self._narrow_product(node, known, full)
+        if node.input[0] not in self.small or any(i in self.small for i in node.input[1:]):
+            return None
+        whole, small = self.shapes[node.input[0]], known[0]
+        if node.op_type in _VIEWS or node.op_type == "Reshape":
+            return self._narrow_view(node, whole, small, full)
+        kept = self._reduced(node, len(small))
+        if kept is None or any(whole[k] != small[k] for k in kept):
+            return None
+        if node.op_type == "Softmax":
+            return small
+        if node.op_type == "MatMul":
+            return (*small[:-1], full[-1])
+        ends = 1 if attributes_of(node).get("keepdims", 1) else 0
+        return tuple(1 if k in kept else d for k, d in enumerate(small) if ends or k not in kept)
+
+    def _reduced(self, node: onnx.NodeProto, rank: int) -> list[int] | None:
+        """The axes over which a node computes each result."""
+        if node.op_type == "Softmax":
+            return [int(attributes_of(node).get("axis", -1)) % rank]
+        if node.op_type in _REDUCTIONS:
+            return self.axes(node)
+        if node.op_type == "MatMul" and len(self.shapes[node.input[1]]) == 2:
+            return [rank - 1]
+        return None
+
+    def _narrow_product(
+        self, node: onnx.NodeProto, known: Sequence[Shape], full: Shape
+    ) -> Shape | None:
+        """As for element-wise nodes, if only axes before those of the matrices are repeated."""
+        whole = [self.shapes[i] for i in node.input]
+        if any(a[-2:] != b[-2:] for a, b in zip(known, whole, strict=True)):
+            return None
+        found = joined([s[:-2] for s in known])
+        return (*found, *full[-2:]) if found is not None and len(found) == len(full) - 2 else None
+
+    def _narrow_view(
+        self, node: onnx.NodeProto, whole: Shape, small: Shape, full: Shape
+    ) -> Shape | None:
+        if node.op_type == "Transpose":
+            order = attributes_of(node).get("perm", range(len(small))[::-1])
+            return tuple(small[k] for k in order)
+        # Only the batch is repeated, and it stays the first axis.
+        if whole[1:] != small[1:] or small[0] != 1 or not full or full[0] != whole[0]:
+            return None
+        return None if None in full[1:] else (1, *full[1:])
