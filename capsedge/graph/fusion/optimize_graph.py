@@ -114,7 +114,10 @@ class OptimizedGraph:
 
 
 def optimize_model(
-    data: bytes, stage: Stage = lambda _: None, batch: int | Literal["free", "keep"] = "free"
+    data: bytes,
+    stage: Stage = lambda _: None,
+    batch: int | Literal["free", "keep"] = "free",
+    one_of_many: bool = False,
 ) -> OptimizedGraph:
     """Convert, clean up, fuse and compare.
 
@@ -122,6 +125,7 @@ def optimize_model(
         data: bytes of a file that ``graph.check`` accepted.
         stage: called with a description of each step.
         batch: ``free`` for a free batch if results stay the same, ``keep`` for the file's own, or a number.
+        one_of_many: whether this is one size of a file with free lengths.
 
     Raises:
         UnsupportedModelError: its opset is too old, or it cannot be converted, run, or given that batch.
@@ -144,6 +148,7 @@ def optimize_model(
     notes += sigmoids
     wide = widened(converted) if has_halves(converted) else None
     original.batch = 0 if graph.free else graph.batch
+    original.one_of_many = one_of_many
     if wide is not None:
         truth, _ = _with_exact_sigmoids(wide)
         original.truth = Original(truth.SerializeToString(), original.batch)
@@ -194,7 +199,7 @@ def _of_every_length(
     parts: list[OptimizedGraph] = []
 
     def optimized(data: bytes) -> tuple[bytes, FusionReport]:
-        parts.append(optimize_model(data, stage, batch))
+        parts.append(optimize_model(data, stage, batch, one_of_many=True))
         return parts[-1].model, parts[-1].fusion
 
     try:

@@ -67,6 +67,8 @@ class Original:
         batch: its fixed number of images; 0 if free.
         truth: for an FP16 file, the same file in FP32, with which both are compared.
         refused: the inputs on which it does not run, with ONNX Runtime's messages.
+        one_of_many: whether this is one size of a file with free lengths: nothing may depend on the size, or
+            the graphs of several sizes could not be merged.
 
     A file with a fixed batch is run as often as needed, each image once, among images from other inputs. This
     exposes functions in which images depend on each other.
@@ -78,6 +80,7 @@ class Original:
         self.refused: dict[str, str] = {}
         self.names = [o.name for o in self.session.get_outputs()]
         self.batch = batch
+        self.one_of_many = False
 
     def run(self, feeds: dict[str, Array]) -> list[Array]:
         """All outputs."""
@@ -300,7 +303,7 @@ def finish_and_compare(
         if fused:
             replace_layer_norms(finished)
         write_exact_sigmoids(finished)
-        if write_matrix_products(finished):
+        if not original.one_of_many and write_matrix_products(finished):
             finished = fold(finished, _FOLDED)
         merged = copy_of(finished)
         merge_views(merged)

@@ -188,6 +188,24 @@ def test_sums_and_products_of_two_lengths() -> None:
             np.testing.assert_array_equal(found, np.full((2, 1), count))
 
 
+def test_rewrites_that_depend_on_sizes_keep_the_length_free() -> None:
+    """At 11 items a matrix product would not pay, at 13 it would."""
+    graph = helper.make_graph(
+        [
+            helper.make_node("ReduceMax", ["x", "poses"], ["c"]),
+            helper.make_node("Mul", ["c", "x"], ["cx"]),
+            helper.make_node("ReduceSum", ["cx", "items"], ["y"], keepdims=0),
+        ],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", "L", 22])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 22])],
+        [numpy_helper.from_array(np.array([k]), n) for k, n in ((2, "poses"), (1, "items"))],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    result = optimize_model(model.SerializeToString())
+    assert any(note.startswith("the length stays free") for note in result.notes), result.notes
+
+
 def test_graphs_of_two_lengths_that_differ() -> None:
     other = graph_of_two(6, 9)
     other.graph.node[0].attribute[0].i = 0
