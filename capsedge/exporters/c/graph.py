@@ -344,10 +344,12 @@ class Translation:
 def _inferred_shapes(model: onnx.ModelProto) -> dict[str, Shape]:
     """The shapes that ONNX infers, whatever the file states; empty if it infers none.
 
-    It computes scaled sizes in FP64: 6 for 10 * 0.7, where ONNX Runtime, PyTorch and `movement` have 7.
+    It computes scaled sizes in FP64: 6 for 10 * 0.7, where ONNX Runtime, PyTorch and `movement` have 7. For
+    pools of ``ceil_mode``, it counts windows that begin in the padding.
     """
-    if any(node.op_type in ("Resize", "Upsample") for node in model.graph.node):
-        return {}
+    for node in model.graph.node:
+        if node.op_type in ("Resize", "Upsample") or ir.attributes_of(node).get("ceil_mode"):
+            return {}
     bare = ir.copy_of(model)
     del bare.graph.value_info[:]
     for output in bare.graph.output:
