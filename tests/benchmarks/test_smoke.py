@@ -55,6 +55,7 @@ PROGRAMS: dict[str, list[str]] = {
     "segmentation": ["--model", "digits-clutter", "--size", "32", "--threads", "1", "--seconds", "0.05"],
     "startup": ["--rounds", "1"],
     "typical_input": [DATA, "--limit", "50"],
+    "unfused": ["--children", "16", "--batches", "1", "--seconds", "0.02", "--networks", "1"],
 }  # fmt: skip
 LONG = ("affine", "own_modules")  # train or export several networks: half a minute or more
 # Programs that the line below cannot start, and why.
