@@ -57,6 +57,13 @@ class Rewriting:
         self.shapes.update({t.name: tuple(t.dims) for t in model.graph.initializer})
         self.taken = {*self.graph.needed, *self.graph.produced, *self.graph.initializers}
         self.written: list[onnx.NodeProto] = []
+        self.stored = {  # names of lists of integers
+            tuple(self.arrays[name].tolist()): name
+            for name in self.graph.initializers
+            if name in self.arrays
+            and self.arrays[name].ndim == 1
+            and self.arrays[name].dtype == np.int64
+        }
 
     def name(self, wanted: str) -> str:
         while wanted in self.taken:
@@ -72,12 +79,13 @@ class Rewriting:
 
     def integers(self, values: Sequence[int]) -> str:
         """A stored list of integers."""
-        name = "sizes_" + "_".join(str(v).replace("-", "m") for v in values)
-        if name not in self.arrays:
-            self.taken.add(name)
-            self.arrays[name] = np.array(values, np.int64)
+        wanted = tuple(values)
+        if wanted not in self.stored:
+            spelt = "_".join(str(v).replace("-", "m") for v in wanted)
+            name = self.stored[wanted] = self.name(f"sizes_{spelt}")
+            self.arrays[name] = np.array(wanted, np.int64)
             self.model.graph.initializer.append(initializer(name, self.arrays[name]))
-        return name
+        return self.stored[wanted]
 
     def view(self, x: str, shape: Shape, output: str) -> str:
         target = self.integers([-1 if d is None else d for d in shape])
@@ -89,12 +97,17 @@ class Rewriting:
         named = attributes_of(node).get("axes")
         if named is None and len(node.input) > 1:
             named = self.arrays.get(node.input[1])
-        if shape is None or named is None:
+        if shape is None or named is None or not np.size(named):  # all axes, or none
             return None
         return sorted(int(a) % len(shape) for a in np.reshape(named, -1))
 
     def end(self) -> None:
         replace_repeated(self.model.graph.node, self.written)
+
+
+def _count(shape: Shape) -> int:
+    """The number of elements for one image."""
+    return math.prod(d or 1 for d in shape)
 
 
 def joined(shapes: Sequence[Shape]) -> Shape | None:
@@ -257,7 +270,11 @@ class Once(Rewriting):
         if node.op_type == "Transpose":
             order = attributes_of(node).get("perm", range(len(small))[::-1])
             return tuple(small[k] for k in order)
-        # Only the batch is repeated, and it stays the first axis.
+        # Only the batch is repeated, and it stays the first axis: as many values belong to each image.
         if whole[1:] != small[1:] or small[0] != 1 or not full or full[0] != whole[0]:
             return None
-        return None if None in full[1:] else (1, *full[1:])
+        once = (1, *full[1:])
+        if None in once or None in small or _count(once) != _count(small):
+            return None
+        # Without axes, a Squeeze would remove the batch of one element as well.
+        return None if node.op_type == "Squeeze" and len(node.input) < 2 else once

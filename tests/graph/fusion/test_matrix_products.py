@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from capsedge.graph.fusion.matrix_products import write_matrix_products
+from capsedge.graph.fusion.optimize_graph import optimize_model
 
 Array = np.ndarray
 n = helper.make_node
@@ -237,3 +238,94 @@ def test_any_shapes(data: st.DataObject) -> None:
         axis=np.array([axis + 1]),
     )
     check_same(before)
+
+
+def test_couplings_viewed_as_rows_stay_repeated() -> None:
+    """Rows of all images are not one image."""
+    before = model(
+        [
+            n("Shape", ["u"], ["all"]),
+            n("Slice", ["all", "from", "to"], ["some"]),
+            n("Expand", ["zero", "some"], ["b"]),
+            n("Reshape", ["b", "flat"], ["rows"]),
+            n("Softmax", ["rows"], ["c"], axis=1),
+            n("Reshape", ["c", "back"], ["c4"]),
+            n("Mul", ["c4", "u"], ["y"]),
+        ],
+        {"u": ["N", I, J, P]},
+        zero=np.float32(0),
+        flat=np.array([-1, J]),
+        back=np.array([-1, I, J, 1]),
+        **{"from": np.array([0]), "to": np.array([3])},
+    )
+    check_same(before)
+
+
+def test_a_squeeze_of_all_axes_keeps_the_batch() -> None:
+    before = model(
+        [
+            n("Expand", ["logits", "sizes"], ["b"]),
+            n("Softmax", ["b"], ["c"], axis=1),
+            n("Squeeze", ["c"], ["c2"]),
+            n("Unsqueeze", ["c2", "last"], ["c3"]),
+            n("Mul", ["u", "c3"], ["y"]),
+        ],
+        {"u": [3, J, P]},
+        logits=np.arange(J, dtype=np.float32).reshape(1, J, 1),
+        sizes=np.array([3, J, 1]),
+        last=np.array([2]),
+    )
+    check_same(before)
+
+
+def test_a_sum_over_all_axes_stays() -> None:
+    before = model(
+        [n("Expand", ["v", "size"], ["e"]), n("ReduceSum", ["e", "none"], ["y"])],
+        {"v": ["N", J, 1, P]},
+        size=np.array([1, 1, I, 1]),
+        none=np.array([], np.int64),
+    )
+    check_same(before)
+
+
+def test_names_that_the_file_has_are_not_taken() -> None:
+    before = model(
+        [
+            n("Mul", ["c", "u"], ["cu"]),
+            n("ReduceSum", ["cu", "sizes_m1_5_12"], ["s"], keepdims=0),
+            n("Reshape", ["s", "sizes"], ["y"]),
+        ],
+        {"c": ["N", J, I, 1], "u": ["N", J, I, P]},
+        sizes_m1_5_12=np.array([2]),
+        sizes=np.array([-1, J, P]),
+    )
+    assert kinds(check_same(before))["MatMul"] == 1
+
+
+def test_sums_behind_a_squash() -> None:
+    """The shapes behind a capsule operator are known."""
+    before = model(
+        [
+            n("ReduceSum", ["u", "children"], ["s"], keepdims=1),
+            n("Mul", ["s", "s"], ["ss"]),
+            n("ReduceSum", ["ss", "poses"], ["n2"], keepdims=1),
+            n("Add", ["n2", "one"], ["more"]),
+            n("Div", ["n2", "more"], ["share"]),
+            n("Mul", ["share", "s"], ["scaled"]),
+            n("Add", ["n2", "epsilon"], ["safe"]),
+            n("Sqrt", ["safe"], ["norm"]),
+            n("Div", ["scaled", "norm"], ["v"]),
+            n("Mul", ["u", "v"], ["uv"]),
+            n("ReduceSum", ["uv", "poses"], ["y"], keepdims=0),
+        ],
+        {"u": ["N", J, I, P]},
+        children=np.array([2]),
+        poses=np.array([-1]),
+        one=np.float32(1),
+        epsilon=np.float32(1e-8),
+    )
+    optimized = optimize_model(before.SerializeToString())
+    assert [f.operator for f in optimized.fusion.fused] == ["Squash"]
+    found = kinds(onnx.load_model_from_string(optimized.model))
+    assert found["MatMul"] == 1
+    assert not found["Mul"]
