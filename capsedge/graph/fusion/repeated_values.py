@@ -15,6 +15,7 @@ import onnx
 from onnx import helper
 
 from capsedge.graph.bodies import Shape
+from capsedge.graph.cleanup import remove_unused_tensors
 from capsedge.graph.ir import (
     Graph,
     attributes_of,
@@ -29,7 +30,8 @@ _ELEMENTWISE = frozenset((
     "Abs", "Add", "Clip", "Div", "Exp", "Log", "Max", "Min", "Mul", "Neg", "Pow", "Reciprocal",
     "Relu", "Sigmoid", "Sqrt", "Sub", "Tanh",
 ))  # fmt: skip
-_REPEATING = ("Concat", "Expand", "Tile")
+_EXPANDING = ("ConstantOfShape", "Expand")
+_REPEATING = (*_EXPANDING, "Concat", "Tile")
 _VIEWS = ("Squeeze", "Transpose", "Unsqueeze")
 _REDUCTIONS = (
     "ReduceL1", "ReduceL2", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "ReduceSumSquare",
@@ -139,15 +141,19 @@ class Once(Rewriting):
             self._node(node)
         if self.changed:
             self.end()
+        else:
+            remove_unused_tensors(self.model)
         return self.changed
 
     def _node(self, node: onnx.NodeProto) -> None:
         y = node.output[0] if len(node.output) == 1 else ""
         full = self.shapes.get(y)
-        if node.op_type == "Expand" and not node.domain and full is not None:
-            source = self._before_expand(node.input[0], y, full)
+        if node.op_type in _EXPANDING and not node.domain and full is not None:
+            fill = node.op_type == "ConstantOfShape"
+            x = self._fill(node, y, full) if fill else node.input[0]
+            source = self._before_expand(x, y, full) if x else ""
             if source:
-                self.small[y], self.target[y] = source, node.input[1]
+                self.small[y], self.target[y] = source, node.input[-1]
         elif self._only_repeats(node, y):
             self.small[y] = self.small.get(node.input[0], node.input[0])
         elif not node.domain and full is not None and any(i in self.small for i in node.input):
@@ -171,6 +177,20 @@ class Once(Rewriting):
         ones = [a for a, b in zip(before, after, strict=True) if a != b]
         return node.op_type in ("Concat", "Tile") and {*ones} == {1} and None not in grown
 
+    def _fill(self, node: onnx.NodeProto, y: str, full: Shape) -> str:
+        """A stored number that a ConstantOfShape repeats; empty if its size is constant."""
+        if full.count(None) != 1:
+            return ""
+        value = attributes_of(node).get("value")
+        number = np.zeros(1, np.float32) if value is None else onnx.numpy_helper.to_array(value)
+        return self._constant(number.reshape((1,) * len(full)), self.name(f"{y}_fill"))
+
+    def _constant(self, array: np.ndarray[Any, Any], name: str) -> str:
+        self.arrays[name] = array
+        self.model.graph.initializer.append(initializer(name, array))
+        self.shapes[name] = array.shape
+        return name
+
     def _before_expand(self, x: str, y: str, full: Shape) -> str:
         """What an Expand repeats, with the rank of its result; empty if there is nothing to gain."""
         source = self.small.get(x, x)
@@ -180,11 +200,9 @@ class Once(Rewriting):
         sizes = tuple(d or 1 for d in full)
         if source in self.arrays and None in full and math.prod(sizes) <= _LARGEST:
             # Of a constant, only the batch is left to repeat, so that more can be computed beforehand.
-            name = self.name(f"{y}_once")
-            self.arrays[name] = np.broadcast_to(self.arrays[source], sizes)
-            self.model.graph.initializer.append(initializer(name, self.arrays[name]))
-            self.shapes[name] = sizes
-            return name
+            return self._constant(
+                np.broadcast_to(self.arrays[source], sizes), self.name(f"{y}_once")
+            )
         if len(shape) < len(full):
             shape = (1,) * (len(full) - len(shape)) + tuple(shape)
             source = self.view(source, shape, self.name(f"{y}_once"))

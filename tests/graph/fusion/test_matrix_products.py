@@ -329,3 +329,65 @@ def test_sums_behind_a_squash() -> None:
     found = kinds(onnx.load_model_from_string(optimized.model))
     assert found["MatMul"] == 1
     assert not found["Mul"]
+
+
+@pytest.mark.parametrize("used", [True, False])
+def test_couplings_of_zeros(used: bool) -> None:
+    """As ``x.new_zeros`` is exported."""
+    before = model(
+        [
+            n("Shape", ["u"], ["all"]),
+            n("Slice", ["all", "from", "to"], ["some"]),
+            n("ConstantOfShape", ["some"], ["b"]),
+            n("Softmax", ["b"], ["c"], axis=1) if used else n("ArgMax", ["b"], ["c0"], axis=1),
+            *([] if used else [n("Cast", ["c0"], ["c"], to=TensorProto.FLOAT)]),
+            n("Unsqueeze", ["c", "at"], ["c4"]),
+            n("Mul", ["c4", "u"], ["cu"]),
+            n("ReduceSum", ["cu", "children"], ["y"]),
+        ],
+        {"u": ["N", J, I, P]},
+        at=np.array([-1]),
+        children=np.array([2]),
+        **{"from": np.array([0]), "to": np.array([3])},
+    )
+    after = check_same(before)
+    assert kinds(after)["ConstantOfShape"] == (0 if used else 1)
+    assert not [t.name for t in after.graph.initializer if t.name.endswith("_fill")]
+
+
+def test_matrix_capsules() -> None:
+    """The two axes of a pose matrix are summed over, and repeated for, together."""
+    before = model(
+        [
+            n("Mul", ["c", "u"], ["cu"]),
+            n("ReduceSum", ["cu", "children"], ["s"], keepdims=1),
+            n("Mul", ["u", "s"], ["us"]),
+            n("ReduceSum", ["us", "poses"], ["y"], keepdims=0),
+        ],
+        {"c": ["N", I, J, 1, 1], "u": ["N", I, J, 4, 4]},
+        children=np.array([1]),
+        poses=np.array([3, 4]),
+    )
+    found = kinds(check_same(before))
+    assert found["MatMul"] == 2
+    assert not found["Mul"] + found["ReduceSum"]
+
+
+def test_votes_of_a_layer_called_twice() -> None:
+    """Its weights are stored once."""
+    weight = np.random.default_rng(1).standard_normal((J, J, D, D)).astype(np.float32)
+    before = model(
+        [
+            n("MatMul", ["u", "w"], ["votes"]),
+            n("ReduceSum", ["votes", "children"], ["h"], keepdims=0),
+            n("Unsqueeze", ["h", "parents"], ["v"]),
+            n("MatMul", ["v", "w"], ["y"]),
+        ],
+        {"u": ["N", 1, J, 1, D]},
+        w=weight,
+        children=np.array([2]),
+        parents=np.array([1]),
+    )
+    after = check_same(before)
+    (stored,) = [t for t in after.graph.initializer if len(t.dims) > 2]
+    assert list(stored.dims) == [J, D, J * D]
