@@ -37,6 +37,8 @@ _REDUCTIONS = (
     "ReduceL1", "ReduceL2", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "ReduceSumSquare",
 )  # fmt: skip
 _LARGEST = 1 << 16  # elements of a constant that is written out
+_RUN = 64  # elements that are broadcast in one go as fast as any number
+_FEW = 8  # runs of an image, which take no time worth mentioning
 _STORED = 4096  # elements of a constant whose values are looked at
 
 
@@ -112,6 +114,20 @@ def _count(shape: Shape) -> int:
     return math.prod(d or 1 for d in shape)
 
 
+def _run(small: Shape, full: Shape) -> int:
+    """The elements of a result that are computed in one go: those at the end that use a factor alike."""
+    small = (1,) * (len(full) - len(small)) + tuple(small)
+    length, same = 1, None
+    for a, b in zip(small[::-1], full[::-1], strict=True):
+        if b == 1:
+            continue
+        if same is not None and same != (a == b):
+            break
+        same = a == b
+        length *= b or 1
+    return length
+
+
 def joined(shapes: Sequence[Shape]) -> Shape | None:
     """The shape of an element-wise result; None if it is not certain."""
     rank = max(map(len, shapes))
@@ -159,8 +175,9 @@ class Once(Rewriting):
         elif not node.domain and full is not None and any(i in self.small for i in node.input):
             shape = self._narrow(node, full)
             if shape == full:
-                rewire(node, self.small)
-                self.changed += 1
+                read = {i: self.small[i] for i in node.input if self._pays(node, i, full)}
+                rewire(node, read)
+                self.changed += len(read)
             elif shape is not None:
                 self._repeat(node, shape, full)
                 return
@@ -227,6 +244,31 @@ class Once(Rewriting):
             self.node("Expand", [once.output[0], target], y, full)
         else:
             self.written.append(node)
+
+    def _pays(self, node: onnx.NodeProto, x: str, full: Shape) -> bool:
+        """Whether reading what a value repeats is faster, for a result that is not smaller for it.
+
+        ONNX Runtime takes longer to broadcast short runs than to repeat a value and read it twice.
+        """
+        if x not in self.small:
+            return False
+        if node.op_type not in _ELEMENTWISE or self._is_summed(node, len(full)):
+            return True
+        once = self.shapes[self.small[x]]
+        run = _run(once, full)
+        if run >= min(_RUN, _run(self.shapes[x], full)) or _count(full) // run <= _FEW:
+            return True
+        return once[-1:] == (1,) and len(self.graph.users(x)) <= 2
+
+    def _is_summed(self, node: onnx.NodeProto, rank: int) -> bool:
+        """Whether a product is added up over one of its last two axes, as a matrix product is."""
+        users = self.graph.users(node.output[0])
+        if node.op_type != "Mul" or len(users) != 1:
+            return False
+        if users[0].op_type == "MatMul":
+            return True
+        summed = self.axes(users[0]) if users[0].op_type == "ReduceSum" else None
+        return summed is not None and min(summed) >= rank - 2
 
     def _target(self, node: onnx.NodeProto, shape: Shape, full: Shape) -> str:
         """The shape that an Expand needs; empty if the batch is repeated and its size is nowhere."""
