@@ -53,6 +53,7 @@ from capsedge.graph.fusion.proof import (
     NOWHERE,
     TOLERANCE,
     Comparison,
+    Finished,
     Original,
     all_within_tolerance,
     finish_and_compare,
@@ -157,7 +158,9 @@ def optimize_model(
         for edit, _ in (each for one in made for each in (one, *one[0].instead)):
             between_casts(edit, graph.kinds)
     stage("proving")
-    better, comparisons, fusion = _borne(original, cleaned, made, not_fused, graph)
+    finished, fusion = _borne(original, cleaned, made, not_fused, graph)
+    better, comparisons = finished.model, finished.comparisons
+    notes += finished.notes
     notes += _unrouted(fusion, not_fused)
     if not all_within_tolerance(comparisons):
         wanted = batch if as_it_is.free else "keep"
@@ -271,7 +274,7 @@ def _borne(
     made: Sequence[Replacement],
     left: Sequence[NotFused],
     graph: Values,
-) -> tuple[onnx.ModelProto, list[Comparison], FusionReport]:
+) -> tuple[Finished, FusionReport]:
     """The file with as many of the operators as the comparison with the original permits.
 
     Args:
@@ -280,15 +283,15 @@ def _borne(
         graph: provides the inputs and the batch.
 
     Returns:
-        The new file, its comparisons as a whole, and what was and was not fused.
+        The new file with its comparisons as a whole, and what was and was not fused.
     """
     search = _Search(original, cleaned, graph)
     kept = search.keep([], list(made))
     changed, found = apply_replacements(cleaned, kept)
-    better, comparisons = search.tried(kept)
+    finished = search.tried(kept)
     reasons = [NotFused(f.tensor, f"{f.operator}: {why}") for f, why in search.refused]
     fusion = fusion_report(changed, found, left)
-    return better, comparisons, FusionReport(fusion.fused, (*fusion.not_fused, *reasons))
+    return finished, FusionReport(fusion.fused, (*fusion.not_fused, *reasons))
 
 
 class _Search:
@@ -297,13 +300,13 @@ class _Search:
     def __init__(self, original: Original, cleaned: onnx.ModelProto, graph: Values) -> None:
         self.original, self.cleaned, self.graph = original, cleaned, graph
         self.refused: list[tuple[FusedOperator, str]] = []
-        self.proofs: dict[tuple[int, ...], tuple[onnx.ModelProto, list[Comparison]]] = {}
+        self.proofs: dict[tuple[int, ...], Finished] = {}
 
     def keep(self, base: list[Replacement], more: list[Replacement]) -> list[Replacement]:
         """The base plus the edits in ``more`` that can be added to it."""
         if not more:
             return base
-        _, comparisons = self.tried(base + more)
+        comparisons = self.tried(base + more).comparisons
         if all_within_tolerance(comparisons):
             return base + more
         if len(more) == 1:
@@ -315,8 +318,8 @@ class _Search:
         half = len(more) // 2
         return self.keep(self.keep(base, more[:half]), more[half:])
 
-    def tried(self, made: list[Replacement]) -> tuple[onnx.ModelProto, list[Comparison]]:
-        """The file with these edits, and its comparison."""
+    def tried(self, made: list[Replacement]) -> Finished:
+        """The file with these edits, and its comparisons."""
         key = tuple(id(edit) for edit, _ in made)
         if key not in self.proofs:
             changed, found = apply_replacements(self.cleaned, made)

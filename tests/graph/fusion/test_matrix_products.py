@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
+from capsedge.graph.fusion import proof
 from capsedge.graph.fusion.matrix_products import write_matrix_products
 from capsedge.graph.fusion.optimize_graph import optimize_model
 
@@ -391,3 +392,17 @@ def test_votes_of_a_layer_called_twice() -> None:
     after = check_same(before)
     (stored,) = [t for t in after.graph.initializer if len(t.dims) > 2]
     assert list(stored.dims) == [J, D, J * D]
+
+
+def test_sums_stay_where_their_order_matters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file without matrix products is kept, and a note says so."""
+
+    def changed_result(made: onnx.ModelProto) -> int:
+        made.graph.node[0].op_type = "Sub"
+        return 1
+
+    before = model([n("Add", ["x", "x"], ["y"])], {"x": ["N", P]})
+    monkeypatch.setattr(proof, "write_matrix_products", changed_result)
+    optimized = optimize_model(before.SerializeToString())
+    assert kinds(onnx.load_model_from_string(optimized.model)) == {"Add": 1}
+    assert any("sums of products stay as they are" in note for note in optimized.notes)
