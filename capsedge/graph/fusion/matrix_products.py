@@ -34,6 +34,8 @@ def write_matrix_products(model: onnx.ModelProto) -> int:
     """Rewrite a model in place; returns the number of nodes that were replaced."""
     changed = Once(model).run()
     changed += _Products(model).run()
+    if changed:
+        remove_dead_nodes(model, DOMAIN)  # they would count as users of the weights
     changed += _Votes(model).run()
     if changed:
         remove_dead_nodes(model, DOMAIN)
@@ -128,11 +130,9 @@ class _Products(Rewriting):
             return None
         axis = next(k for k, group in enumerate(groups) if group[0] in axes)
         merged = [_merged(s, groups) for s in (*full, whole)]
-        pair = list(zip(product.input, merged, factors, strict=False))
+        pair = list(zip(product.input, merged, strict=False))
         found = []
-        for (small, a, _), (large, b, before) in (pair, pair[::-1]):
-            if before is None or len(before) != len(whole):
-                continue
+        for (small, a), (large, b) in (pair, pair[::-1]):
             free = self._free(a, b, axis, 1 if large in self.graph.initializers else _LEAST)
             if free is not None:
                 found.append(_Sum(product, node, small, large, a, b, axis, free, merged[2]))
@@ -168,9 +168,13 @@ class _Products(Rewriting):
 
     def _write(self, one: _Sum, moved: dict[tuple[str, Shape, tuple[int, ...]], str]) -> None:
         y, base, order, a = one.node.output[0], one.product.output[0], one.order, one.a
+        rank = len(one.shape)
         small = self._in_shape(one.small, a, f"{base}_ranked")
         if not one.moves:
-            large = self._in_shape(one.large, one.b, f"{base}_flat")
+            # A MatMul adds axes of one element in front by itself.
+            large, own = one.large, self.shapes[one.large]
+            if (1,) * (rank - len(own)) + tuple(own) != one.b:
+                large = self.view(large, one.b, self.name(f"{base}_flat"))
         else:
             a = tuple(a[k] for k in order)
             small = self.node("Transpose", [small], self.name(f"{base}_small"), a, perm=order)

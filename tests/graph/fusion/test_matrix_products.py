@@ -142,17 +142,19 @@ def test_votes_of_repeated_children() -> None:
     assert found["MatMul"] == 1
 
 
-def test_votes_that_are_multiplied_and_added_up() -> None:
-    weight = np.random.default_rng(1).standard_normal((1, J, I, D, P)).astype(np.float32)
+@pytest.mark.parametrize("ahead", [(1,), ()])
+def test_votes_that_are_multiplied_and_added_up(ahead: tuple[int, ...]) -> None:
+    weight = np.random.default_rng(1).standard_normal((*ahead, J, I, D, P)).astype(np.float32)
     before = model(
         [n("Mul", ["u", "w"], ["uw"]), n("ReduceSum", ["uw", "a"], ["y"], keepdims=0)],
         {"u": ["N", 1, I, D, 1]},
         w=weight,
         a=np.array([3]),
     )
-    found = kinds(check_same(before))
-    assert found["MatMul"] == 1
-    assert not found["Mul"]
+    after = check_same(before)
+    assert kinds(after)["MatMul"] == 1
+    assert not kinds(after)["Mul"]
+    assert [I, D, J * P] in [list(t.dims) for t in after.graph.initializer]
 
 
 def test_large_matrices_and_weights_of_several_nodes_stay() -> None:
