@@ -173,7 +173,7 @@ class _Products(Rewriting):
         if not one.moves:
             # A MatMul adds axes of one element in front by itself.
             large, own = one.large, self.shapes[one.large]
-            if (1,) * (rank - len(own)) + tuple(own) != one.b:
+            if len(own) < 2 or (1,) * (rank - len(own)) + tuple(own) != one.b:
                 large = self.view(large, one.b, self.name(f"{base}_flat"))
         else:
             a = tuple(a[k] for k in order)

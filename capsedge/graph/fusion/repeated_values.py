@@ -330,11 +330,16 @@ class Once(Rewriting):
         if node.op_type == "Transpose":
             order = attributes_of(node).get("perm", range(len(small))[::-1])
             return tuple(small[k] for k in order)
+        if node.op_type == "Squeeze" and len(node.input) < 2:
+            return None  # without axes, it would remove the batch of one element as well
+        left = [(w, s) for w, s in zip(whole, small, strict=True) if w != 1]
+        if [w for w, _ in left] == [d for d in full if d != 1]:  # only axes of one element differ
+            sizes = iter(s for _, s in left)
+            return tuple(1 if d == 1 else next(sizes) for d in full)
         # Only the batch is repeated, and it stays the first axis: as many values belong to each image.
         if whole[1:] != small[1:] or small[0] != 1 or not full or full[0] != whole[0]:
             return None
         once = (1, *full[1:])
         if None in once or None in small or _count(once) != _count(small):
             return None
-        # Without axes, a Squeeze would remove the batch of one element as well.
-        return None if node.op_type == "Squeeze" and len(node.input) < 2 else once
+        return once

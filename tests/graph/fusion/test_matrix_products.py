@@ -131,11 +131,13 @@ def test_votes_of_repeated_children() -> None:
     before = model(
         [
             n("Tile", ["u", "times"], ["tiled"]),
-            n("MatMul", ["w", "tiled"], ["y"]),
+            n("Unsqueeze", ["tiled", "last"], ["columns"]),
+            n("MatMul", ["w", "columns"], ["y"]),
         ],
-        {"u": ["N", 1, I, D, 1]},
+        {"u": ["N", 1, I, D]},
         w=weight,
-        times=np.array([1, J, 1, 1, 1]),
+        times=np.array([1, J, 1, 1]),
+        last=np.array([-1]),
     )
     found = kinds(check_same(before))
     assert not found["Tile"]
@@ -408,3 +410,13 @@ def test_sums_stay_where_their_order_matters(monkeypatch: pytest.MonkeyPatch) ->
     optimized = optimize_model(before.SerializeToString())
     assert kinds(onnx.load_model_from_string(optimized.model)) == {"Add": 1}
     assert any("sums of products stay as they are" in note for note in optimized.notes)
+
+
+def test_a_stored_vector_is_no_matrix() -> None:
+    before = model(
+        [n("Mul", ["u", "w"], ["uw"]), n("ReduceSum", ["uw", "a"], ["y"])],
+        {"u": ["N", J, 1, P]},
+        w=np.arange(P, dtype=np.float32),
+        a=np.array([-1]),
+    )
+    check_same(before)
