@@ -33,7 +33,7 @@ _SMALL_MATRIX = 4096  # multiplications of a product: larger ones gain nothing f
 def write_matrix_products(model: onnx.ModelProto) -> int:
     """Rewrite a model in place; returns the number of nodes that were replaced."""
     changed = Once(model).run()
-    changed += _Products(model).run()
+    changed += _Sums(model).run()
     if changed:
         remove_dead_nodes(model, DOMAIN)  # they would count as users of the weights
     changed += _Votes(model).run()
@@ -85,7 +85,7 @@ class _Sum:
         return list(self.order) != list(range(len(self.shape)))
 
 
-class _Products(Rewriting):
+class _Sums(Rewriting):
     """Turns sums of products into matrix products."""
 
     def run(self) -> int:
