@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from dataclasses import replace as replace_field
+from functools import partial
 from typing import Any, Literal
 
 import onnx
@@ -115,7 +116,10 @@ class OptimizedGraph:
 
 
 def optimize_model(
-    data: bytes, stage: Stage = lambda _: None, batch: int | Literal["free", "keep"] = "free"
+    data: bytes,
+    stage: Stage = lambda _: None,
+    batch: int | Literal["free", "keep"] = "free",
+    rewritten: bool = True,
 ) -> OptimizedGraph:
     """Convert, clean up, fuse and compare.
 
@@ -123,6 +127,7 @@ def optimize_model(
         data: bytes of a file that ``graph.check`` accepted.
         stage: called with a description of each step.
         batch: ``free`` for a free batch if results stay the same, ``keep`` for the file's own, or a number.
+        rewritten: whether sums of products become matrix products.
 
     Raises:
         UnsupportedModelError: its opset is too old, or it cannot be converted, run, or given that batch.
@@ -158,7 +163,7 @@ def optimize_model(
         for edit, _ in (each for one in made for each in (one, *one[0].instead)):
             between_casts(edit, graph.kinds)
     stage("proving")
-    finished, fusion = _borne(original, cleaned, made, not_fused, graph)
+    finished, fusion = _borne(original, cleaned, made, not_fused, graph, rewritten)
     better, comparisons = finished.model, finished.comparisons
     notes += finished.notes
     notes += _unrouted(fusion, not_fused)
@@ -196,12 +201,16 @@ def _of_every_length(
     converted = _converted(plain, before)
     parts: list[OptimizedGraph] = []
 
-    def optimized(data: bytes) -> tuple[bytes, FusionReport]:
-        parts.append(optimize_model(data, stage, batch))
+    def optimized(data: bytes, rewritten: bool = True) -> tuple[bytes, FusionReport]:
+        parts.append(optimize_model(data, stage, batch, rewritten))
         return parts[-1].model, parts[-1].fusion
 
     try:
-        better, fusion = optimized_at_sizes(source, converted, optimized)
+        try:
+            better, fusion = optimized_at_sizes(source, converted, optimized)
+        except NotFree:  # values stored for one length, such as equal couplings
+            plain_sums = partial(optimized, rewritten=False)
+            better, fusion = optimized_at_sizes(source, converted, plain_sums)
         stage("proving")
         comparisons, lengths = prove_lengths(source, plain, better)
         if not all_within_tolerance(comparisons):
@@ -274,6 +283,7 @@ def _borne(
     made: Sequence[Replacement],
     left: Sequence[NotFused],
     graph: Values,
+    rewritten: bool,
 ) -> tuple[Finished, FusionReport]:
     """The file with as many of the operators as the comparison with the original permits.
 
@@ -281,11 +291,12 @@ def _borne(
         made: edits that insert operators.
         left: candidates that were not fused.
         graph: provides the inputs and the batch.
+        rewritten: whether sums of products become matrix products.
 
     Returns:
         The new file with its comparisons as a whole, and what was and was not fused.
     """
-    search = _Search(original, cleaned, graph)
+    search = _Search(original, cleaned, graph, rewritten)
     kept = search.keep([], list(made))
     changed, found = apply_replacements(cleaned, kept)
     finished = search.tried(kept)
@@ -297,8 +308,11 @@ def _borne(
 class _Search:
     """Find by bisection the edits that pass in the whole file: one bad edit in k takes about 2 log k runs."""
 
-    def __init__(self, original: Original, cleaned: onnx.ModelProto, graph: Values) -> None:
+    def __init__(
+        self, original: Original, cleaned: onnx.ModelProto, graph: Values, rewritten: bool
+    ) -> None:
         self.original, self.cleaned, self.graph = original, cleaned, graph
+        self.rewritten = rewritten
         self.refused: list[tuple[FusedOperator, str]] = []
         self.proofs: dict[tuple[int, ...], Finished] = {}
 
@@ -323,7 +337,11 @@ class _Search:
         key = tuple(id(edit) for edit, _ in made)
         if key not in self.proofs:
             changed, found = apply_replacements(self.cleaned, made)
-            self.proofs = {key: finish_and_compare(self.original, changed, bool(found), self.graph)}
+            self.proofs = {
+                key: finish_and_compare(
+                    self.original, changed, bool(found), self.graph, self.rewritten
+                )
+            }
         return self.proofs[key]
 
 

@@ -292,7 +292,11 @@ class Finished:
 
 
 def finish_and_compare(
-    original: Original, model: onnx.ModelProto, fused: bool, graph: Values
+    original: Original,
+    model: onnx.ModelProto,
+    fused: bool,
+    graph: Values,
+    rewritten: bool = True,
 ) -> Finished:
     """A copy with views merged and function bodies added, and its comparisons with the original.
 
@@ -303,8 +307,9 @@ def finish_and_compare(
         model: the cleaned-up graph with the operators inserted.
         fused: whether any operators were inserted.
         graph: provides inputs and batch.
+        rewritten: whether to look for such sums.
     """
-    products, changed = _finished(model, fused, products=True)
+    products, changed = _finished(model, fused, products=rewritten)
     comparisons = _compared(original, products, fused, graph)
     if not changed or all_within_tolerance(comparisons):
         return Finished(products, comparisons)

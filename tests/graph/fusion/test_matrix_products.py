@@ -420,3 +420,25 @@ def test_a_stored_vector_is_no_matrix() -> None:
         a=np.array([-1]),
     )
     check_same(before)
+
+
+def test_couplings_of_a_free_length_are_not_stored() -> None:
+    """Where a value that is stored would depend on the length, the rest of the file is still optimized."""
+    before = model(
+        [
+            n("Shape", ["u"], ["all"]),
+            n("Slice", ["all", "from", "to"], ["some"]),
+            n("Expand", ["zero", "some"], ["b"]),
+            n("Softmax", ["b"], ["c"], axis=1),
+            n("Unsqueeze", ["c", "at"], ["c4"]),
+            n("Mul", ["c4", "u"], ["cu"]),
+            n("ReduceSum", ["cu", "children"], ["y"]),
+        ],
+        {"u": ["N", J, "L", P]},
+        zero=np.float32(0),
+        at=np.array([-1]),
+        children=np.array([2]),
+        **{"from": np.array([0]), "to": np.array([3])},
+    )
+    notes = optimize_model(before.SerializeToString()).notes
+    assert any("the length stays free" in note for note in notes), notes
