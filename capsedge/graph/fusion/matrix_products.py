@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,7 +33,9 @@ _SMALL_MATRIX = 4096  # multiplications of a product: larger ones gain nothing f
 def write_matrix_products(model: onnx.ModelProto) -> int:
     """Rewrite a model in place; returns the number of nodes that were replaced."""
     changed = Once(model).run()
-    changed += _WeightedSums(model).run()
+    changed += _Sums(model).run()
+    if changed:
+        remove_dead_nodes(model, DOMAIN)  # they would count as users of the weights
     changed += _Votes(model).run()
     if changed:
         remove_dead_nodes(model, DOMAIN)
@@ -49,6 +52,7 @@ class _Sum:
     Attributes:
         product, node: the multiplication and the node that adds up.
         small, large: its factors; ``small`` has one element along ``free``.
+        a, b: their shapes, of one rank: neighbouring axes of the same use are one.
         axis: what is summed over.
         free: the axis of the large factor that becomes the other axis of the matrix.
         shape: of the product.
@@ -58,9 +62,16 @@ class _Sum:
     node: onnx.NodeProto
     small: str
     large: str
+    a: Shape
+    b: Shape
     axis: int
     free: int
     shape: Shape
+
+    @property
+    def matrices(self) -> tuple[str, Shape, tuple[int, ...]]:
+        """What names the matrices of the large factor."""
+        return self.large, self.b, self.order
 
     @property
     def order(self) -> tuple[int, ...]:
@@ -74,21 +85,21 @@ class _Sum:
         return list(self.order) != list(range(len(self.shape)))
 
 
-class _WeightedSums(Rewriting):
+class _Sums(Rewriting):
     """Turns sums of products into matrix products."""
 
     def run(self) -> int:
         """Returns the number of sums."""
         sums = [s for node in self.graph.nodes if (s := self._sum(node)) is not None]
-        uses = Counter((s.large, s.order) for s in sums)
+        uses = Counter(s.matrices for s in sums)
         kept = {
             id(s.node): s
             for s in sums
-            if not s.moves or (uses[s.large, s.order] > 1 and self._is_large(s))
+            if not s.moves or (uses[s.matrices] > 1 and self._is_large(s))
         }
         if not kept:
             return 0
-        moved: dict[tuple[str, tuple[int, ...]], str] = {}
+        moved: dict[tuple[str, Shape, tuple[int, ...]], str] = {}
         for node in self.graph.nodes:
             found = kept.get(id(node))
             if found is None:
@@ -102,45 +113,45 @@ class _WeightedSums(Rewriting):
         return math.prod(d or 1 for d in one.shape) >= _LEAST_MOVED
 
     def _sum(self, node: onnx.NodeProto) -> _Sum | None:
-        axis = self._summed(node)
-        product = self.graph.producer(node.input[0]) if axis is not None else None
-        if axis is None or product is None or product.op_type != "Mul" or product.domain:
+        axes = self._summed(node)
+        product = self.graph.producer(node.input[0]) if axes else None
+        if product is None or product.op_type != "Mul" or product.domain:
             return None
         name = product.output[0]
         if len(self.graph.users(name)) != 1 or name in self.graph.outputs:
             return None
         whole = self.shapes.get(name)
-        pair = [(i, self.shapes.get(i)) for i in product.input]
-        if whole is None or whole.count(None) > 1:
+        factors = [self.shapes.get(i) for i in product.input]
+        if whole is None or None in factors or whole.count(None) > 1:
             return None
+        full = [(1,) * (len(whole) - len(s)) + tuple(s) for s in factors if s is not None]
+        groups = _groups(full[0], full[1], axes)
+        if sum(group[0] in axes for group in groups) != 1:
+            return None
+        axis = next(k for k, group in enumerate(groups) if group[0] in axes)
+        merged = [_merged(s, groups) for s in (*full, whole)]
+        pair = list(zip(product.input, merged, strict=False))
         found = []
         for (small, a), (large, b) in (pair, pair[::-1]):
-            if a is None or b is None or len(b) != len(whole):
-                continue
-            a = (1,) * (len(whole) - len(a)) + tuple(a)
             free = self._free(a, b, axis, 1 if large in self.graph.initializers else _LEAST)
             if free is not None:
-                found.append((free, small, large))
-        if not found:
-            return None
-        free, small, large = max(found, key=lambda each: whole[each[0]] or 0)
-        return _Sum(product, node, small, large, axis, free, whole)
+                found.append(_Sum(product, node, small, large, a, b, axis, free, merged[2]))
+        return max(found, key=lambda each: each.shape[each.free] or 0, default=None)
 
-    def _summed(self, node: onnx.NodeProto) -> int | None:
-        """The only axis that a node sums over."""
+    def _summed(self, node: onnx.NodeProto) -> list[int]:
+        """The axes that a node sums over; empty if it does something else."""
         if node.domain or len(node.output) != 1 or not node.input:
-            return None
+            return []
         if node.op_type == "ReduceSum":
-            axes = self.axes(node)
-            return axes[0] if axes is not None and len(axes) == 1 else None
+            return self.axes(node) or []
         shape = self.shapes.get(node.input[0])
         if node.op_type != "MatMul" or shape is None:
-            return None
+            return []
         ones = self.arrays.get(node.input[1])
         sums = (
             ones is not None and ones.ndim == 2 and ones.shape[1] == 1 and bool((ones == 1).all())
         )
-        return len(shape) - 1 if sums else None
+        return [len(shape) - 1] if sums else []
 
     def _free(self, a: Shape, b: Shape, axis: int, least: int) -> int | None:
         """The axis of the large factor ``b`` that becomes the other axis of the matrix."""
@@ -155,21 +166,24 @@ class _WeightedSums(Rewriting):
         last = sorted(sizes, key=lambda k: ({k, axis} == {len(b) - 1, len(b) - 2}, sizes[k]))
         return last[-1] if last else None
 
-    def _write(self, one: _Sum, moved: dict[tuple[str, tuple[int, ...]], str]) -> None:
-        y, base = one.node.output[0], one.product.output[0]
-        rank, order = len(one.shape), one.order
-        a = (1,) * (rank - len(self.shapes[one.small])) + tuple(self.shapes[one.small])
-        small, large = one.small, one.large
-        if one.moves:
-            if len(a) != len(self.shapes[small]):
-                small = self.view(small, a, self.name(f"{base}_ranked"))
+    def _write(self, one: _Sum, moved: dict[tuple[str, Shape, tuple[int, ...]], str]) -> None:
+        y, base, order, a = one.node.output[0], one.product.output[0], one.order, one.a
+        rank = len(one.shape)
+        small = self._in_shape(one.small, a, f"{base}_ranked")
+        if not one.moves:
+            # A MatMul adds axes of one element in front by itself.
+            large, own = one.large, self.shapes[one.large]
+            if len(own) < 2 or (1,) * (rank - len(own)) + tuple(own) != one.b:
+                large = self.view(large, one.b, self.name(f"{base}_flat"))
+        else:
             a = tuple(a[k] for k in order)
             small = self.node("Transpose", [small], self.name(f"{base}_small"), a, perm=order)
-            if (large, order) not in moved:
-                b = tuple(self.shapes[large][k] for k in order)
-                at = self.name(f"{large}_moved")
-                moved[large, order] = self.node("Transpose", [large], at, b, perm=order)
-            large = moved[large, order]
+            if one.matrices not in moved:
+                large = self._in_shape(one.large, one.b, f"{base}_flat")
+                b = tuple(one.b[k] for k in order)
+                at = self.name(f"{one.large}_moved")
+                moved[one.matrices] = self.node("Transpose", [large], at, b, perm=order)
+            large = moved[one.matrices]
         # The matrix, or its other factor, gets the axis of one element in the other place.
         small = self.view(small, (*a[:-2], a[-1], a[-2]), self.name(f"{base}_matrix"))
         pair = [large, small] if order[-1] == one.axis else [small, large]
@@ -183,6 +197,31 @@ class _WeightedSums(Rewriting):
             result = self.node("Transpose", [result], last, sizes, perm=back)
         if result != y:
             self.view(result, shape, y)
+
+    def _in_shape(self, x: str, shape: Shape, name: str) -> str:
+        return x if self.shapes[x] == shape else self.view(x, shape, self.name(name))
+
+
+def _groups(a: Shape, b: Shape, summed: Sequence[int]) -> list[list[int]]:
+    """The axes of a product, those together that are summed over or along which the same factor repeats."""
+    groups: list[list[int]] = []
+    before: tuple[bool, bool, bool] | None = None
+    for k, pair in enumerate(zip(a, b, strict=True)):
+        use = (k in summed, pair[0] == 1, pair[1] == 1)
+        # Sizes that are free, and those of both factors, stay axes of their own.
+        if use == before and None not in pair and (use[0] or use[1] != use[2]):
+            groups[-1].append(k)
+        else:
+            groups.append([k])
+        before = use if None not in pair else None
+    return groups
+
+
+def _merged(shape: Shape, groups: Sequence[Sequence[int]]) -> Shape:
+    """A shape with one size for each group of axes."""
+    return tuple(
+        shape[g[0]] if len(g) == 1 else math.prod(shape[k] or 1 for k in g) for g in groups
+    )
 
 
 # --- Votes ---
@@ -211,6 +250,11 @@ class _Product:
     columns: list[int]
 
     @property
+    def stored(self) -> tuple[object, ...]:
+        """What decides the order of the weights."""
+        return self.first, self.w, tuple(self.shared), tuple(self.columns)
+
+    @property
     def inner(self) -> tuple[int, int]:
         """The axes of a matrix of values: what is kept, what is summed over."""
         rank = len(self.a)
@@ -231,9 +275,20 @@ class _Votes(Rewriting):
         found = {
             id(node): one for node in self.graph.nodes if (one := self._product(node)) is not None
         }
+        # A layer that is called twice: its weights are stored in one order only.
+        orders: dict[str, set[tuple[object, ...]]] = {}
+        for one in found.values():
+            orders.setdefault(one.weights, set()).add(one.stored)
+        found = {
+            key: one
+            for key, one in found.items()
+            if len(orders[one.weights]) == 1
+            and all(id(user) in found for user in self.graph.users(one.weights))
+        }
+        grouped: dict[str, str] = {}
         for node in self.graph.nodes:
             if id(node) in found:
-                self._write(node, found[id(node)])
+                self._write(node, found[id(node)], grouped)
             else:
                 self.written.append(node)
         if found:
@@ -244,7 +299,7 @@ class _Votes(Rewriting):
         if node.op_type != "MatMul" or node.domain or None in map(self.shapes.get, node.input):
             return None
         stored = [name in self.graph.initializers for name in node.input]
-        if sum(stored) != 1 or len(self.graph.users(node.input[stored.index(True)])) != 1:
+        if sum(stored) != 1:
             return None
         values, weights = node.input[stored.index(False)], node.input[stored.index(True)]
         rank = max(len(self.shapes[name]) for name in node.input)
@@ -265,7 +320,7 @@ class _Votes(Rewriting):
         matrix = math.prod(d or 1 for d in (*w[-2:], a[one.inner[0]]))
         return one if matrix <= _SMALL_MATRIX else None
 
-    def _write(self, node: onnx.NodeProto, one: _Product) -> None:
+    def _write(self, node: onnx.NodeProto, one: _Product, grouped: dict[str, str]) -> None:
         y, base, (kept, summed) = node.output[0], node.output[0], one.inner
         sizes = dict(enumerate(one.a))
 
@@ -282,19 +337,11 @@ class _Votes(Rewriting):
         shared = [sizes[k] for k in one.shared]
         x = self.view(x, (*shared, count, sizes[summed]), self.name(f"{base}_rows"))
 
-        # [children, summed, parents and columns]
-        inside, across = one.outer
-        stored = self.graph.array(one.weights).reshape([d or 1 for d in one.w])
-        used = [*one.shared, inside, *one.columns, across]
-        others = [k for k in range(len(one.w)) if k not in used]
+        across = one.outer[1]
         parents = [int(one.w[k] or 1) for k in (*one.columns, across)]
-        matrix = stored.transpose([*others, *used]).reshape(
-            [*(d or 1 for d in shared), sizes[summed] or 1, math.prod(parents)]
-        )
-        weights = self.name(f"{one.weights}_grouped")
-        self.model.graph.initializer.append(initializer(weights, np.ascontiguousarray(matrix)))
-        self.shapes[weights] = matrix.shape
-
+        if one.weights not in grouped:
+            grouped[one.weights] = self._grouped(one)
+        weights = grouped[one.weights]
         shape = (*shared, count, math.prod(parents))
         x = self.node("MatMul", [x, weights], self.name(f"{base}_grouped"), shape)
         axes = [*one.shared, *one.rows, kept, *one.columns, across + len(one.a)]
@@ -307,3 +354,17 @@ class _Votes(Rewriting):
         back = self.name(f"{base}_ordered")
         x = self.node("Transpose", [x], back, tuple(ends[k] for k in perm), perm=perm)
         self.view(x, self.shapes[y], y)
+
+    def _grouped(self, one: _Product) -> str:
+        """The weights as matrices of a child: [children, summed, parents and columns]."""
+        inside, across = one.outer
+        sizes = [d or 1 for d in one.w]
+        used = [*one.shared, inside, *one.columns, across]
+        others = [k for k in range(len(sizes)) if k not in used]
+        stored = self.graph.array(one.weights).reshape(sizes).transpose([*others, *used])
+        shape = [*(sizes[k] for k in (*one.shared, inside)), -1]
+        name = self.name(f"{one.weights}_grouped")
+        matrices = initializer(name, np.ascontiguousarray(stored.reshape(shape)))
+        self.model.graph.initializer.append(matrices)
+        self.shapes[name] = tuple(matrices.dims)
+        return name

@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from dataclasses import replace as replace_field
+from functools import partial
 from typing import Any, Literal
 
 import onnx
@@ -53,6 +54,7 @@ from capsedge.graph.fusion.proof import (
     NOWHERE,
     TOLERANCE,
     Comparison,
+    Finished,
     Original,
     all_within_tolerance,
     finish_and_compare,
@@ -117,7 +119,7 @@ def optimize_model(
     data: bytes,
     stage: Stage = lambda _: None,
     batch: int | Literal["free", "keep"] = "free",
-    one_of_many: bool = False,
+    rewritten: bool = True,
 ) -> OptimizedGraph:
     """Convert, clean up, fuse and compare.
 
@@ -125,7 +127,7 @@ def optimize_model(
         data: bytes of a file that ``graph.check`` accepted.
         stage: called with a description of each step.
         batch: ``free`` for a free batch if results stay the same, ``keep`` for the file's own, or a number.
-        one_of_many: whether this is one size of a file with free lengths.
+        rewritten: whether sums of products become matrix products.
 
     Raises:
         UnsupportedModelError: its opset is too old, or it cannot be converted, run, or given that batch.
@@ -148,7 +150,6 @@ def optimize_model(
     notes += sigmoids
     wide = widened(converted) if has_halves(converted) else None
     original.batch = 0 if graph.free else graph.batch
-    original.one_of_many = one_of_many
     if wide is not None:
         truth, _ = _with_exact_sigmoids(wide)
         original.truth = Original(truth.SerializeToString(), original.batch)
@@ -162,7 +163,9 @@ def optimize_model(
         for edit, _ in (each for one in made for each in (one, *one[0].instead)):
             between_casts(edit, graph.kinds)
     stage("proving")
-    better, comparisons, fusion = _borne(original, cleaned, made, not_fused, graph)
+    finished, fusion = _borne(original, cleaned, made, not_fused, graph, rewritten)
+    better, comparisons = finished.model, finished.comparisons
+    notes += finished.notes
     notes += _unrouted(fusion, not_fused)
     if not all_within_tolerance(comparisons):
         wanted = batch if as_it_is.free else "keep"
@@ -198,12 +201,16 @@ def _of_every_length(
     converted = _converted(plain, before)
     parts: list[OptimizedGraph] = []
 
-    def optimized(data: bytes) -> tuple[bytes, FusionReport]:
-        parts.append(optimize_model(data, stage, batch, one_of_many=True))
+    def optimized(data: bytes, rewritten: bool = True) -> tuple[bytes, FusionReport]:
+        parts.append(optimize_model(data, stage, batch, rewritten))
         return parts[-1].model, parts[-1].fusion
 
     try:
-        better, fusion = optimized_at_sizes(source, converted, optimized)
+        try:
+            better, fusion = optimized_at_sizes(source, converted, optimized)
+        except NotFree:  # values stored for one length, such as equal couplings
+            plain_sums = partial(optimized, rewritten=False)
+            better, fusion = optimized_at_sizes(source, converted, plain_sums)
         stage("proving")
         comparisons, lengths = prove_lengths(source, plain, better)
         if not all_within_tolerance(comparisons):
@@ -276,39 +283,44 @@ def _borne(
     made: Sequence[Replacement],
     left: Sequence[NotFused],
     graph: Values,
-) -> tuple[onnx.ModelProto, list[Comparison], FusionReport]:
+    rewritten: bool,
+) -> tuple[Finished, FusionReport]:
     """The file with as many of the operators as the comparison with the original permits.
 
     Args:
         made: edits that insert operators.
         left: candidates that were not fused.
         graph: provides the inputs and the batch.
+        rewritten: whether sums of products become matrix products.
 
     Returns:
-        The new file, its comparisons as a whole, and what was and was not fused.
+        The new file with its comparisons as a whole, and what was and was not fused.
     """
-    search = _Search(original, cleaned, graph)
+    search = _Search(original, cleaned, graph, rewritten)
     kept = search.keep([], list(made))
     changed, found = apply_replacements(cleaned, kept)
-    better, comparisons = search.tried(kept)
+    finished = search.tried(kept)
     reasons = [NotFused(f.tensor, f"{f.operator}: {why}") for f, why in search.refused]
     fusion = fusion_report(changed, found, left)
-    return better, comparisons, FusionReport(fusion.fused, (*fusion.not_fused, *reasons))
+    return finished, FusionReport(fusion.fused, (*fusion.not_fused, *reasons))
 
 
 class _Search:
     """Find by bisection the edits that pass in the whole file: one bad edit in k takes about 2 log k runs."""
 
-    def __init__(self, original: Original, cleaned: onnx.ModelProto, graph: Values) -> None:
+    def __init__(
+        self, original: Original, cleaned: onnx.ModelProto, graph: Values, rewritten: bool
+    ) -> None:
         self.original, self.cleaned, self.graph = original, cleaned, graph
+        self.rewritten = rewritten
         self.refused: list[tuple[FusedOperator, str]] = []
-        self.proofs: dict[tuple[int, ...], tuple[onnx.ModelProto, list[Comparison]]] = {}
+        self.proofs: dict[tuple[int, ...], Finished] = {}
 
     def keep(self, base: list[Replacement], more: list[Replacement]) -> list[Replacement]:
         """The base plus the edits in ``more`` that can be added to it."""
         if not more:
             return base
-        _, comparisons = self.tried(base + more)
+        comparisons = self.tried(base + more).comparisons
         if all_within_tolerance(comparisons):
             return base + more
         if len(more) == 1:
@@ -320,12 +332,16 @@ class _Search:
         half = len(more) // 2
         return self.keep(self.keep(base, more[:half]), more[half:])
 
-    def tried(self, made: list[Replacement]) -> tuple[onnx.ModelProto, list[Comparison]]:
-        """The file with these edits, and its comparison."""
+    def tried(self, made: list[Replacement]) -> Finished:
+        """The file with these edits, and its comparisons."""
         key = tuple(id(edit) for edit, _ in made)
         if key not in self.proofs:
             changed, found = apply_replacements(self.cleaned, made)
-            self.proofs = {key: finish_and_compare(self.original, changed, bool(found), self.graph)}
+            self.proofs = {
+                key: finish_and_compare(
+                    self.original, changed, bool(found), self.graph, self.rewritten
+                )
+            }
         return self.proofs[key]
 
 

@@ -67,8 +67,6 @@ class Original:
         batch: its fixed number of images; 0 if free.
         truth: for an FP16 file, the same file in FP32, with which both are compared.
         refused: the inputs on which it does not run, with ONNX Runtime's messages.
-        one_of_many: whether this is one size of a file with free lengths: nothing may depend on the size, or
-            the graphs of several sizes could not be merged.
 
     A file with a fixed batch is run as often as needed, each image once, among images from other inputs. This
     exposes functions in which images depend on each other.
@@ -80,7 +78,6 @@ class Original:
         self.refused: dict[str, str] = {}
         self.names = [o.name for o in self.session.get_outputs()]
         self.batch = batch
-        self.one_of_many = False
 
     def run(self, feeds: dict[str, Array]) -> list[Array]:
         """All outputs."""
@@ -279,21 +276,62 @@ IR_VERSION = 10
 _FOLDED = 1 << 20  # bytes of a constant that repeated values became
 
 
+@dataclass(frozen=True)
+class Finished:
+    """A new file and its comparisons with the original.
+
+    Attributes:
+        model: the file.
+        comparisons: with the original; the excess is infinite if the file does not run.
+        notes: remarks on what was not rewritten.
+    """
+
+    model: onnx.ModelProto
+    comparisons: list[Comparison]
+    notes: tuple[str, ...] = ()
+
+
 def finish_and_compare(
-    original: Original, model: onnx.ModelProto, fused: bool, graph: Values
-) -> tuple[onnx.ModelProto, list[Comparison]]:
+    original: Original,
+    model: onnx.ModelProto,
+    fused: bool,
+    graph: Values,
+    rewritten: bool = True,
+) -> Finished:
     """A copy with views merged and function bodies added, and its comparisons with the original.
+
+    Sums become matrix products, which add up in another order. Where that changes a result, as behind an
+    ArgMax of equal lengths, they stay.
 
     Args:
         model: the cleaned-up graph with the operators inserted.
         fused: whether any operators were inserted.
         graph: provides inputs and batch.
-
-    Returns:
-        The file and the comparisons; the excess is infinite if the file does not run.
+        rewritten: whether to look for such sums.
     """
+    products, changed = _finished(model, fused, products=rewritten)
+    comparisons = _compared(original, products, fused, graph)
+    if not changed or all_within_tolerance(comparisons):
+        return Finished(products, comparisons)
+    plain, _ = _finished(model, fused, products=False)
+    others = _compared(original, plain, fused, graph)
+    if not all_within_tolerance(others):
+        return Finished(products, comparisons)
+    worst = max(comparisons, key=lambda c: c.excess)
+    note = (
+        "sums of products stay as they are: as matrix products, they would change "
+        f"'{worst.output}' by {worst.difference:.3g} ({worst.case})"
+    )
+    return Finished(plain, others, (note,))
+
+
+def _finished(
+    model: onnx.ModelProto, fused: bool, *, products: bool
+) -> tuple[onnx.ModelProto, bool]:
+    """A copy with views merged, and whether any of it became a matrix product or is computed once."""
     finished = copy_of(model)
     described = list(finished.graph.value_info)
+    changed = False
     try:
         inferred = onnx.shape_inference.infer_shapes(finished, data_prop=True)
         known = {v.name for v in described}
@@ -303,20 +341,28 @@ def finish_and_compare(
         if fused:
             replace_layer_norms(finished)
         write_exact_sigmoids(finished)
-        if not original.one_of_many and write_matrix_products(finished):
+        if products and write_matrix_products(finished):
+            changed = True
             finished = fold(finished, _FOLDED)
         merged = copy_of(finished)
         merge_views(merged)
         finished = merged
     except onnx.shape_inference.InferenceError:
         pass  # views are not merged
+    return finished, changed
+
+
+def _compared(
+    original: Original, finished: onnx.ModelProto, fused: bool, graph: Values
+) -> list[Comparison]:
+    """The comparisons of a file to which function bodies are added in place."""
     try:
         if fused:
             finished.ir_version = max(finished.ir_version, IR_VERSION)
             attach_functions(finished)
         if original.truth is not None:
             store_halves(finished)
-        return finished, prove(original, finished, graph)
+        return prove(original, finished, graph)
     except Exception as error:  # ONNX Runtime's errors have no common public base
         infinite = float("inf")
-        return finished, [Comparison(one_line_message(error), "", infinite, infinite)]
+        return [Comparison(one_line_message(error), "", infinite, infinite)]

@@ -15,6 +15,7 @@ import onnx
 from onnx import helper
 
 from capsedge.graph.bodies import Shape
+from capsedge.graph.cleanup import remove_unused_tensors
 from capsedge.graph.ir import (
     Graph,
     attributes_of,
@@ -29,12 +30,15 @@ _ELEMENTWISE = frozenset((
     "Abs", "Add", "Clip", "Div", "Exp", "Log", "Max", "Min", "Mul", "Neg", "Pow", "Reciprocal",
     "Relu", "Sigmoid", "Sqrt", "Sub", "Tanh",
 ))  # fmt: skip
-_REPEATING = ("Concat", "Expand", "Tile")
+_EXPANDING = ("ConstantOfShape", "Expand")
+_REPEATING = (*_EXPANDING, "Concat", "Tile")
 _VIEWS = ("Squeeze", "Transpose", "Unsqueeze")
 _REDUCTIONS = (
     "ReduceL1", "ReduceL2", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "ReduceSumSquare",
 )  # fmt: skip
 _LARGEST = 1 << 16  # elements of a constant that is written out
+_RUN = 64  # elements that are broadcast in one go as fast as any number
+_FEW = 8  # runs of an image, which take no time worth mentioning
 _STORED = 4096  # elements of a constant whose values are looked at
 
 
@@ -57,6 +61,13 @@ class Rewriting:
         self.shapes.update({t.name: tuple(t.dims) for t in model.graph.initializer})
         self.taken = {*self.graph.needed, *self.graph.produced, *self.graph.initializers}
         self.written: list[onnx.NodeProto] = []
+        self.stored = {  # names of lists of integers
+            tuple(self.arrays[name].tolist()): name
+            for name in self.graph.initializers
+            if name in self.arrays
+            and self.arrays[name].ndim == 1
+            and self.arrays[name].dtype == np.int64
+        }
 
     def name(self, wanted: str) -> str:
         while wanted in self.taken:
@@ -72,12 +83,13 @@ class Rewriting:
 
     def integers(self, values: Sequence[int]) -> str:
         """A stored list of integers."""
-        name = "sizes_" + "_".join(str(v).replace("-", "m") for v in values)
-        if name not in self.arrays:
-            self.taken.add(name)
-            self.arrays[name] = np.array(values, np.int64)
+        wanted = tuple(values)
+        if wanted not in self.stored:
+            spelt = "_".join(str(v).replace("-", "m") for v in wanted)
+            name = self.stored[wanted] = self.name(f"sizes_{spelt}")
+            self.arrays[name] = np.array(wanted, np.int64)
             self.model.graph.initializer.append(initializer(name, self.arrays[name]))
-        return name
+        return self.stored[wanted]
 
     def view(self, x: str, shape: Shape, output: str) -> str:
         target = self.integers([-1 if d is None else d for d in shape])
@@ -89,12 +101,31 @@ class Rewriting:
         named = attributes_of(node).get("axes")
         if named is None and len(node.input) > 1:
             named = self.arrays.get(node.input[1])
-        if shape is None or named is None:
+        if shape is None or named is None or not np.size(named):  # all axes, or none
             return None
         return sorted(int(a) % len(shape) for a in np.reshape(named, -1))
 
     def end(self) -> None:
         replace_repeated(self.model.graph.node, self.written)
+
+
+def _count(shape: Shape) -> int:
+    """The number of elements for one image."""
+    return math.prod(d or 1 for d in shape)
+
+
+def _run(small: Shape, full: Shape) -> int:
+    """The elements of a result that are computed in one go: those at the end that use a factor alike."""
+    small = (1,) * (len(full) - len(small)) + tuple(small)
+    length, same = 1, None
+    for a, b in zip(small[::-1], full[::-1], strict=True):
+        if b == 1:
+            continue
+        if same is not None and same != (a == b):
+            break
+        same = a == b
+        length *= b or 1
+    return length
 
 
 def joined(shapes: Sequence[Shape]) -> Shape | None:
@@ -126,22 +157,27 @@ class Once(Rewriting):
             self._node(node)
         if self.changed:
             self.end()
+        else:
+            remove_unused_tensors(self.model)
         return self.changed
 
     def _node(self, node: onnx.NodeProto) -> None:
         y = node.output[0] if len(node.output) == 1 else ""
         full = self.shapes.get(y)
-        if node.op_type == "Expand" and not node.domain and full is not None:
-            source = self._before_expand(node.input[0], y, full)
+        if node.op_type in _EXPANDING and not node.domain and full is not None:
+            fill = node.op_type == "ConstantOfShape"
+            x = self._fill(node, y, full) if fill else node.input[0]
+            source = self._before_expand(x, y, full) if x else ""
             if source:
-                self.small[y], self.target[y] = source, node.input[1]
+                self.small[y], self.target[y] = source, node.input[-1]
         elif self._only_repeats(node, y):
             self.small[y] = self.small.get(node.input[0], node.input[0])
         elif not node.domain and full is not None and any(i in self.small for i in node.input):
             shape = self._narrow(node, full)
             if shape == full:
-                rewire(node, self.small)
-                self.changed += 1
+                read = {i: self.small[i] for i in node.input if self._pays(node, i, full)}
+                rewire(node, read)
+                self.changed += len(read)
             elif shape is not None:
                 self._repeat(node, shape, full)
                 return
@@ -158,6 +194,20 @@ class Once(Rewriting):
         ones = [a for a, b in zip(before, after, strict=True) if a != b]
         return node.op_type in ("Concat", "Tile") and {*ones} == {1} and None not in grown
 
+    def _fill(self, node: onnx.NodeProto, y: str, full: Shape) -> str:
+        """A stored number that a ConstantOfShape repeats; empty if its size is constant."""
+        if full.count(None) != 1:
+            return ""
+        value = attributes_of(node).get("value")
+        number = np.zeros(1, np.float32) if value is None else onnx.numpy_helper.to_array(value)
+        return self._constant(number.reshape((1,) * len(full)), self.name(f"{y}_fill"))
+
+    def _constant(self, array: np.ndarray[Any, Any], name: str) -> str:
+        self.arrays[name] = array
+        self.model.graph.initializer.append(initializer(name, array))
+        self.shapes[name] = array.shape
+        return name
+
     def _before_expand(self, x: str, y: str, full: Shape) -> str:
         """What an Expand repeats, with the rank of its result; empty if there is nothing to gain."""
         source = self.small.get(x, x)
@@ -167,11 +217,9 @@ class Once(Rewriting):
         sizes = tuple(d or 1 for d in full)
         if source in self.arrays and None in full and math.prod(sizes) <= _LARGEST:
             # Of a constant, only the batch is left to repeat, so that more can be computed beforehand.
-            name = self.name(f"{y}_once")
-            self.arrays[name] = np.broadcast_to(self.arrays[source], sizes)
-            self.model.graph.initializer.append(initializer(name, self.arrays[name]))
-            self.shapes[name] = sizes
-            return name
+            return self._constant(
+                np.broadcast_to(self.arrays[source], sizes), self.name(f"{y}_once")
+            )
         if len(shape) < len(full):
             shape = (1,) * (len(full) - len(shape)) + tuple(shape)
             source = self.view(source, shape, self.name(f"{y}_once"))
@@ -196,6 +244,31 @@ class Once(Rewriting):
             self.node("Expand", [once.output[0], target], y, full)
         else:
             self.written.append(node)
+
+    def _pays(self, node: onnx.NodeProto, x: str, full: Shape) -> bool:
+        """Whether reading what a value repeats is faster, for a result that is not smaller for it.
+
+        ONNX Runtime takes longer to broadcast short runs than to repeat a value and read it twice.
+        """
+        if x not in self.small:
+            return False
+        if node.op_type not in _ELEMENTWISE or self._is_summed(node, len(full)):
+            return True
+        once = self.shapes[self.small[x]]
+        run = _run(once, full)
+        if run >= min(_RUN, _run(self.shapes[x], full)) or _count(full) // run <= _FEW:
+            return True
+        return once[-1:] == (1,) and len(self.graph.users(x)) <= 2
+
+    def _is_summed(self, node: onnx.NodeProto, rank: int) -> bool:
+        """Whether a product is added up over one of its last two axes, as a matrix product is."""
+        users = self.graph.users(node.output[0])
+        if node.op_type != "Mul" or len(users) != 1:
+            return False
+        if users[0].op_type == "MatMul":
+            return True
+        summed = self.axes(users[0]) if users[0].op_type == "ReduceSum" else None
+        return summed is not None and min(summed) >= rank - 2
 
     def _target(self, node: onnx.NodeProto, shape: Shape, full: Shape) -> str:
         """The shape that an Expand needs; empty if the batch is repeated and its size is nowhere."""
@@ -257,7 +330,16 @@ class Once(Rewriting):
         if node.op_type == "Transpose":
             order = attributes_of(node).get("perm", range(len(small))[::-1])
             return tuple(small[k] for k in order)
-        # Only the batch is repeated, and it stays the first axis.
+        if node.op_type == "Squeeze" and len(node.input) < 2:
+            return None  # without axes, it would remove the batch of one element as well
+        left = [(w, s) for w, s in zip(whole, small, strict=True) if w != 1]
+        if [w for w, _ in left] == [d for d in full if d != 1]:  # only axes of one element differ
+            sizes = iter(s for _, s in left)
+            return tuple(1 if d == 1 else next(sizes) for d in full)
+        # Only the batch is repeated, and it stays the first axis: as many values belong to each image.
         if whole[1:] != small[1:] or small[0] != 1 or not full or full[0] != whole[0]:
             return None
-        return None if None in full[1:] else (1, *full[1:])
+        once = (1, *full[1:])
+        if None in once or None in small or _count(once) != _count(small):
+            return None
+        return once

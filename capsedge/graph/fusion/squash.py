@@ -150,6 +150,8 @@ def emit_squash(graph: Values, match: SquashMatch, tag: str) -> Edit:
     edit = Edit(graph, tag)
     if match.source not in graph.dims:
         edit.describe(match.source, shape)
+    if match.result not in graph.outputs:  # inference stops at the operator
+        edit.describe(match.result, shape)
     edit.capsule(
         "Squash",
         [match.source],
