@@ -304,7 +304,8 @@ def _refuse_repeated(given: Sequence[click.Parameter]) -> None:
 def _explained(error: click.UsageError, ctx: click.Context) -> UsageError:
     """A click usage error, converted to one of this package."""
     if isinstance(error, click.NoSuchOption):
-        known = [name for p in ctx.command.get_params(ctx) for name in (*p.opts, *p.secondary_opts)]
+        options = (p for p in ctx.command.get_params(ctx) if isinstance(p, click.Option))
+        known = [name for p in options for name in (*p.opts, *p.secondary_opts)]
         field = error.option_name.lstrip("-").replace("-", "_")
         described = "--describe" in known and field in DESCRIPTION_FIELDS
         return UsageError(
