@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+import capsedge as capsedge_package
 from capsedge.cli._paths import default_output
-from capsedge.errors import UsageError
+from capsedge.errors import CapsedgeError, UsageError
 from capsedge.runtime.zoo import FILES, samples_folder, zoo_model
 from capsedge.verification.artefact_kind import is_folder
 
@@ -86,6 +87,31 @@ def test_a_folder_of_c_of_that_name_is_reached_by_a_path(
     said = capsedge("inspect", "digits-em/")
     assert said.returncode != 0
     assert str(tmp_path / "digits-em") in said.stderr
+
+
+def test_functions_take_the_names_that_verbs_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("digits-em").mkdir()
+    by_name, by_path = (capsedge_package.inspect(m) for m in ("digits-em", zoo_model("digits-em")))
+    assert by_name == by_path
+    with pytest.raises(CapsedgeError, match="It is a folder"):
+        capsedge_package.inspect(Path("digits-em"))
+
+
+def test_a_folder_does_not_hide_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch", reason="checkpoints: pip install 'capsedge[export]'")
+    from capsedge.models.find import find_checkpoint_of
+    from capsedge.runtime.zoo import zoo_checkpoint
+
+    monkeypatch.chdir(tmp_path)
+    Path("digits-em").mkdir()
+    Path("mine").mkdir()
+    assert find_checkpoint_of("digits-em") == zoo_checkpoint("digits-em")
+    assert find_checkpoint_of("mine") == Path("mine")
 
 
 def test_the_suffix_of_a_bundled_model_is_explained(tmp_path: Path) -> None:
