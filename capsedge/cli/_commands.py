@@ -176,6 +176,15 @@ class CommandLine(CommandGroup):
         code = super().main(args, prog_name or NAME, standalone_mode=False)
         raise SystemExit(code if isinstance(code, int) else 0)
 
+    def make_context(self, *args: Any, **settings: Any) -> click.Context:
+        """Read the command line; without a reader of the help, click would end with 1, which is a bug's."""
+        try:
+            return super().make_context(*args, **settings)
+        except OSError as error:
+            if _process.reader_gone(error):
+                raise SystemExit(_process.READER_GONE) from None
+            raise
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run the verb; an interrupt is reported here, because click would exit silently."""
         try:
@@ -316,7 +325,7 @@ def _explained(error: click.UsageError, ctx: click.Context) -> UsageError:
             _see(ctx),
         )
     if isinstance(error, click.MissingParameter) and error.param is not None:
-        needed = parameter_label(error.param).removesuffix("...")
+        needed = parameter_label(error.param)
         explanation = getattr(error.param, "help", None) or ""
         return UsageError(f"{ctx.command_path} needs {needed}.", explanation, _see(ctx))
     if isinstance(error, click.BadOptionUsage):

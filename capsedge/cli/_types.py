@@ -103,7 +103,7 @@ def _some(value: Any, param: Any) -> Any:
     """The value of a parameter, which must not be the empty text."""
     if value == "":
         raise UsageError(
-            f"{parameter_label(param).removesuffix('...')} is empty.",
+            f"{parameter_label(param)} is empty.",
             "A variable that is not set is an empty word in a command.",
             "Pass a value, or leave it out.",
         )
@@ -187,7 +187,7 @@ def single_value_type(kind: Any) -> Any:
 
 def parameter_label(param: Any) -> str:
     """A parameter's name on the command line."""
-    return getattr(param, "shown", "") or max(param.opts, key=len)
+    return str(getattr(param, "shown", "") or max(param.opts, key=len)).removesuffix("...")
 
 
 def _refuse(kind: Whole | Real, value: object, param: Any) -> NoReturn:
