@@ -381,7 +381,9 @@ def _halves(networks: NetworkPair, data: Images, count: int, seed: int) -> _Halv
     if len(held_out) == 0:
         raise UsageError(
             "No images are left to measure the agreement.",
-            f"{pool.source} holds {len(pool)} images, some of them repeatedly.",
+            f"{pool.source} holds one image."
+            if len(pool) == 1
+            else f"{pool.source} holds {len(pool)} images, some of them repeatedly.",
             "Provide 1000 different images or more.",
         )
     few = check_calibration(calibration, risk="thresholds may not suit other images")
