@@ -108,6 +108,17 @@ class Flip:
         return document
 
 
+def _check_labels(labels: Array, classes: int) -> None:
+    """Refuse labels of other classes, which would count as mistakes."""
+    low, high = (int(labels.min()), int(labels.max())) if len(labels) else (0, 0)
+    if low < 0 or high >= classes:
+        raise UsageError(
+            f"The data has the label {low if low < 0 else high}.",
+            f"The model has {classes} classes, numbered from 0.",
+            "Number the labels from 0, in the order of the model's classes.",
+        )
+
+
 @dataclass
 class Decisions:
     """Decisions over all images seen.
@@ -155,7 +166,11 @@ class Decisions:
         return cls(session.roles.multi_label, threshold, tie)
 
     def update(self, reference: Array, artefact: Array, labels: Array | None = None) -> None:
-        """Add the scores ``[n, J]`` of a batch."""
+        """Add the scores ``[n, J]`` of a batch.
+
+        Raises:
+            UsageError: a label is not the number of a class.
+        """
         expected, actual = self._decide(reference), self._decide(artefact)
         for k in np.flatnonzero((expected != actual).any(1)):
             margin = float(self.margins(reference[k : k + 1])[0])
@@ -171,6 +186,7 @@ class Decisions:
                 )
             )
         if labels is not None and not self.multi_label:
+            _check_labels(labels, reference.shape[1])
             self.labelled += len(labels)
             self.correct_reference += int((reference.argmax(1) == labels).sum())
             self.correct_artefact += int((artefact.argmax(1) == labels).sum())

@@ -221,7 +221,9 @@ def magnitudes(
 # --- Requirements on calibration and evaluation images ---
 
 
-def check_calibration(data: ImageSet, subject: int | None = None) -> list[str]:
+def check_calibration(
+    data: ImageSet, subject: int | None = None, risk: str = "ranges may be too small"
+) -> list[str]:
     """Refuse images without a useful range, and return warnings; they were drawn from ``subject``."""
     if len(data) < 2:
         one = data.noun.removesuffix("s")
@@ -244,9 +246,7 @@ def check_calibration(data: ImageSet, subject: int | None = None) -> list[str]:
             f"Provide {data.noun} like those that the model will see.",
         )
     if len(data) < 32:
-        return [
-            f"only {len(data)} calibration {data.noun}: ranges may be too small; use 100 or more"
-        ]
+        return [f"only {len(data)} calibration {data.noun}: {risk}; use 100 or more"]
     return []
 
 

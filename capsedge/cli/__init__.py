@@ -69,6 +69,8 @@ def _run() -> int:
         return _process.exit_code() or code
     except BaseException as error:
         _process.note_arrival(error)
+        if isinstance(error, OSError) and _process.reader_gone(error):
+            return _process.READER_GONE
         # A signal during an import may surface as another error.
         return _process.exit_code() or _failed(error)
     return 0

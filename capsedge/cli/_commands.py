@@ -176,6 +176,15 @@ class CommandLine(CommandGroup):
         code = super().main(args, prog_name or NAME, standalone_mode=False)
         raise SystemExit(code if isinstance(code, int) else 0)
 
+    def make_context(self, *args: Any, **settings: Any) -> click.Context:
+        """Read the command line; without a reader of the help, click would end with 1, which is a bug's."""
+        try:
+            return super().make_context(*args, **settings)
+        except OSError as error:
+            if _process.reader_gone(error):
+                raise SystemExit(_process.READER_GONE) from None
+            raise
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run the verb; an interrupt is reported here, because click would exit silently."""
         try:
@@ -304,7 +313,8 @@ def _refuse_repeated(given: Sequence[click.Parameter]) -> None:
 def _explained(error: click.UsageError, ctx: click.Context) -> UsageError:
     """A click usage error, converted to one of this package."""
     if isinstance(error, click.NoSuchOption):
-        known = [name for p in ctx.command.get_params(ctx) for name in (*p.opts, *p.secondary_opts)]
+        options = (p for p in ctx.command.get_params(ctx) if isinstance(p, click.Option))
+        known = [name for p in options for name in (*p.opts, *p.secondary_opts)]
         field = error.option_name.lstrip("-").replace("-", "_")
         described = "--describe" in known and field in DESCRIPTION_FIELDS
         return UsageError(
@@ -315,7 +325,7 @@ def _explained(error: click.UsageError, ctx: click.Context) -> UsageError:
             _see(ctx),
         )
     if isinstance(error, click.MissingParameter) and error.param is not None:
-        needed = parameter_label(error.param).removesuffix("...")
+        needed = parameter_label(error.param)
         explanation = getattr(error.param, "help", None) or ""
         return UsageError(f"{ctx.command_path} needs {needed}.", explanation, _see(ctx))
     if isinstance(error, click.BadOptionUsage):

@@ -107,6 +107,7 @@ class MaskResults:
 
     def log_written(self) -> None:
         """What was written."""
-        for what, names in (("masks", self.masks), ("pictures", self.overlays)):
+        for what, names in (("mask", self.masks), ("picture", self.overlays)):
             if names and self.rows:
-                _output.log(f"wrote {len(self.rows)} {what} to {names[0].parent}")
+                several = "" if len(self.rows) == 1 else "s"
+                _output.log(f"wrote {len(self.rows)} {what}{several} to {names[0].parent}")

@@ -195,7 +195,8 @@ class _Playback:
         if self.error is not None:
             _output.log_error(self.error)
         if self.pace.failed:
-            _output.log(f"{self.pace.failed} images could not be read")
+            several = "" if self.pace.failed == 1 else "s"
+            _output.log(f"{self.pace.failed} image{several} could not be read")
         if self.interrupted:
             raise SystemExit(_process.exit_code() or _process.INTERRUPTED)
         if self.error is not None:

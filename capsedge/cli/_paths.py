@@ -56,7 +56,9 @@ def _check_present(path: Path) -> None:
 def check_data(path: Path) -> None:
     """Refuse a path to data that does not exist."""
     if reading.path_kind(path) is None:
-        raise UsageError(f"There is no {path}.", "", "Pass a folder or a file with images.")
+        raise UsageError(
+            f"There is no file or folder {path}.", "", "Pass a folder or a file with images."
+        )
 
 
 def _check_repository(path: Path) -> None:
@@ -95,6 +97,13 @@ def file_unless_model_name(text: Any) -> Path | None:
     return None if plain and reading.path_kind(path) is None else path
 
 
+def model_file_unless_name(text: Any) -> Path | None:
+    """The model's file; None for a bundled model, whatever files the folder has."""
+    from capsedge.runtime.zoo import zoo_model
+
+    return file_unless_model_name(text) if zoo_model(str(text)) is None else None
+
+
 def _code(text: str) -> Path | None:
     """The file in ``file.py:Name``."""
     place = text.rpartition(":")[0]
@@ -128,12 +137,10 @@ def _file_or_folder(path: Path) -> list[Path]:
 
 
 def _zoo_file(path: Path) -> Path:
-    """The file, by its path or by its name in the zoo."""
+    """The file, by its name in the zoo or by its path."""
     from capsedge.runtime.zoo import unknown_model, zoo_model
 
-    if file_unless_model_name(path) is not None:
-        return path
-    file = zoo_model(str(path))
+    file = zoo_model(str(path)) or file_unless_model_name(path)
     if file is None:
         raise unknown_model(str(path))
     return file
@@ -150,9 +157,9 @@ def default_output(model: Path, name: str) -> Path:
 READS = PathRole(reads=True)
 READS_FILE_OR_ZOO = PathRole(reads=True, resolved=_zoo_file)
 READS_MODEL = PathRole(reads=True, check=check_model, resolved=_zoo_file)
-READS_MODEL_OR_NAME = PathRole(reads=True, check=check_model, named=file_unless_model_name)
+READS_MODEL_OR_NAME = PathRole(reads=True, check=check_model, named=model_file_unless_name)
 READS_MODEL_OR_FOLDER = PathRole(
-    reads=True, check=_check_model_or_folder, named=file_unless_model_name
+    reads=True, check=_check_model_or_folder, named=model_file_unless_name
 )
 READS_OR_NAME = PathRole(reads=True, named=file_unless_model_name)
 READS_DATA = PathRole(reads=True, check=check_data)

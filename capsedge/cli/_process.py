@@ -88,6 +88,10 @@ def readable_error(error: OSError | ImportError) -> CapsedgeError | None:
     if isinstance(error, ImportError):
         return _broken_package(error)
     why = f"{error.strerror or error}."
+    if isinstance(error, FileNotFoundError) and error.filename is None and _current_folder_gone():
+        return UsageError(
+            "The current folder is gone.", "It was removed or replaced.", "Go to another: cd FOLDER"
+        )
     if error.errno in _UNWRITABLE:
         return EnvironmentProblem(
             "Writing failed.",
@@ -97,6 +101,15 @@ def readable_error(error: OSError | ImportError) -> CapsedgeError | None:
     if error.errno in _NO_ROOM and error.filename is not None:
         return UsageError(f"{os.fsdecode(error.filename)} cannot be used.", why, "Check the path.")
     return None
+
+
+def _current_folder_gone() -> bool:
+    """Whether the current folder was removed; it can still be looked at, but has no path."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _broken_package(error: ImportError) -> CapsedgeError | None:

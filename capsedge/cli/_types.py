@@ -77,6 +77,18 @@ class Path(_Path):
         return pathlib.Path(_some(value, param))
 
 
+class ModelPath(Path):
+    """Models: files, and names of the zoo."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> pathlib.Path:
+        """The path, which is absolute if it would otherwise be read as a name, as ``./digits-em`` would."""
+        from capsedge.runtime.zoo import zoo_model
+
+        path = super().convert(value, param, ctx)
+        named = str(path) == str(value) or zoo_model(str(path)) is None
+        return path if named else path.absolute()
+
+
 class Text(_Kind):
     """Any text that is not empty."""
 
@@ -91,7 +103,7 @@ def _some(value: Any, param: Any) -> Any:
     """The value of a parameter, which must not be the empty text."""
     if value == "":
         raise UsageError(
-            f"{parameter_label(param).removesuffix('...')} is empty.",
+            f"{parameter_label(param)} is empty.",
             "A variable that is not set is an empty word in a command.",
             "Pass a value, or leave it out.",
         )
@@ -162,7 +174,10 @@ def click_type(kind: type, declared: Option | Argument) -> click.ParamType[Any]:
         return Whole(low, high)
     if kind is float:
         return Real(low, high)
-    return Path(path_type=pathlib.Path) if kind is pathlib.Path else Text()
+    if kind is pathlib.Path:
+        model = declared.complete == "zoo" or getattr(declared, "path", "") == "model"
+        return (ModelPath if model else Path)(path_type=pathlib.Path)
+    return Text()
 
 
 def single_value_type(kind: Any) -> Any:
@@ -172,7 +187,7 @@ def single_value_type(kind: Any) -> Any:
 
 def parameter_label(param: Any) -> str:
     """A parameter's name on the command line."""
-    return getattr(param, "shown", "") or max(param.opts, key=len)
+    return str(getattr(param, "shown", "") or max(param.opts, key=len)).removesuffix("...")
 
 
 def _refuse(kind: Whole | Real, value: object, param: Any) -> NoReturn:

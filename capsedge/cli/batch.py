@@ -12,7 +12,7 @@ from capsedge.batch_inference.batch_options import BatchOptions
 from capsedge.cli import _options, _output, _process
 from capsedge.cli._options import Argument, Only, grouped
 from capsedge.cli._output import bar
-from capsedge.cli._paths import PathRole, check_data, check_model, file_unless_model_name
+from capsedge.cli._paths import PathRole, check_data, check_model, model_file_unless_name
 from capsedge.errors import ExitCode
 from capsedge.options import Option
 from capsedge.runtime.progress import Progress
@@ -39,7 +39,7 @@ def _local_output(text: str) -> Path | None:
 def _local_model(text: str) -> Path | None:
     """The path of a model on this machine; None if it is remote or the name of a model."""
     path = _local(text)
-    return None if path is None else file_unless_model_name(path)
+    return None if path is None else model_file_unless_name(path)
 
 
 def _written(output: Path) -> list[Path]:

@@ -18,7 +18,7 @@ from capsedge.cli._paths import (
     WRITES,
     PathRole,
     check_model,
-    file_unless_model_name,
+    model_file_unless_name,
 )
 from capsedge.deploy.deploy_options import SET, KServeOptions, TritonOptions
 from capsedge.errors import UsageError
@@ -99,7 +99,7 @@ def _serve(made: WebDeployment, port: int) -> None:
 def _file(argument: Any) -> Path | None:
     from capsedge.serving.server_model import file_of_model_argument
 
-    return file_unless_model_name(file_of_model_argument(argument))
+    return model_file_unless_name(file_of_model_argument(argument))
 
 
 ServedModels = Annotated[

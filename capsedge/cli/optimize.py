@@ -12,7 +12,11 @@ from capsedge.cli._paths import READS_MODEL, WRITES, default_output
 from capsedge.optimization.optimize_options import OptimizeOptions
 from capsedge.options import Option
 
-Model = Annotated[Path, Argument(help="ONNX file from any tool, opset 8 or later."), READS_MODEL]
+Model = Annotated[
+    Path,
+    Argument(help="ONNX file from any tool, opset 8 or later.", complete="zoo"),
+    READS_MODEL,
+]
 Output = Annotated[
     Path | None,
     Option("-o", "--output", help="The new file; MODEL.fused.onnx by default."),

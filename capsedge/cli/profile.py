@@ -64,6 +64,7 @@ PeerModel = Annotated[
         "--peer-model",
         help="Another file for the backends of --compare, for example the portable export.",
         panel="Comparison",
+        complete="zoo",
     ),
     READS_MODEL,
 ]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from capsedge.cli import _options
 from capsedge.cli._options import Argument, grouped
 from capsedge.cli._output import log, print_json
-from capsedge.cli._paths import PathRole, check_model, file_unless_model_name
+from capsedge.cli._paths import PathRole, check_model, model_file_unless_name
 from capsedge.cli._process import leave
 from capsedge.serving.serve_options import ServeOptions
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def _file(argument: Any) -> Path | None:
     from capsedge.serving.server_model import file_of_model_argument
 
-    return file_unless_model_name(file_of_model_argument(argument))
+    return model_file_unless_name(file_of_model_argument(argument))
 
 
 Models = Annotated[

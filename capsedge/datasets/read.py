@@ -392,6 +392,12 @@ def _labels(source: Path, labels: NDArray[Any]) -> NDArray[np.int64]:
                 "(docs/reference/metadata.md)"
             ),
         )
+    if labels.size and labels.min() < 0:
+        raise UsageError(
+            f"{source} has labels below 0.",
+            "They number the classes from 0.",
+            "Leave images without a class out of the file.",
+        )
     return labels.astype(np.int64)
 
 

@@ -160,9 +160,10 @@ def _read(folder: Path) -> tuple[str, str, list[_ModelSpec]]:
         models = decode(list[_ModelSpec], values.get("models"), "models")
         _check_models(models)
     except (MalformedJson, UsageError) as error:
+        why = f"{error.what} {error.why}" if isinstance(error, UsageError) else str(error)
         raise ArtefactError(
             f"{folder} is not a model repository written by capsedge.",
-            f"Its {MANIFEST} cannot be used: {error}",
+            f"Its {MANIFEST} cannot be used: {why}",
             "Write the folder with `capsedge deploy triton`.",
         ) from error
     return mount, architecture, models

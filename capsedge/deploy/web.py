@@ -393,7 +393,7 @@ def built_page() -> dict[str, Path]:
         raise EnvironmentProblem(
             "The page is not in this installation.",
             f"{SITE} is built from capsedge/runtime/web/page, which needs Node.js 20.19 or later.",
-            "Run `make web` in the checkout, or install a wheel of capsedge.",
+            "Run `make web` in the checkout, or install a wheel that `make wheels` built.",
         )
     return files
 

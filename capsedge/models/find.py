@@ -108,7 +108,12 @@ def find_checkpoint_of(model: str) -> Path:
 
 
 def is_file(model: str | Path) -> bool:
-    """Whether it is the path of a checkpoint rather than the name of a model."""
+    """Whether it is the path of a checkpoint rather than the name of a model.
+
+    A folder with the name of a model does not hide it: no checkpoint is a folder.
+    """
+    if str(model) in MODELS and os.path.isdir(model):
+        return False
     return os.path.lexists(model) or bool(Path(model).suffix)
 
 

@@ -217,6 +217,15 @@ def cascade(
 
 
 @dataclass(frozen=True)
+class _Demand:
+    """What copies demand beyond the limit: the share to escalate, and the most that the images allow."""
+
+    share: float
+    allowed: float
+    images: int
+
+
+@dataclass(frozen=True)
 class _Halves:
     calibration: ImageSet
     held_out: ImageSet
@@ -287,11 +296,12 @@ def _thresholds(
     min_agreement: float,
     max_share: float,
     progress: Progress,
-) -> tuple[Thresholds, float | None]:
+) -> tuple[Thresholds, _Demand | None]:
     """Choose thresholds just cautious enough to prove the agreement on augmented copies.
 
     Returns:
-        The thresholds, which escalate at most ``max_share``; and the share without that limit if it applies.
+        The thresholds, which escalate at most ``max_share``; and what it would take without that limit if it
+        applies.
     """
     answers = networks.scores(images.batches(BATCH), len(images), "calibrating", progress)
     usual = PairScores.of(answers.small, answers.large, networks.threshold)
@@ -306,9 +316,9 @@ def _thresholds(
     allowed = most_changed(len(copies), min_agreement)
     by_score = networks.threshold is None
     thresholds = choose_thresholds(usual, copies, allowed, 1.0, by_score)
-    demanded = usual.share(thresholds)
     most_share = most_changed(len(usual), 1.0 - max_share) / len(usual)  # proves max_share
-    if demanded <= most_share:
+    demanded = _Demand(usual.share(thresholds), most_share, len(usual))
+    if demanded.share <= most_share:
         return thresholds, None
     return choose_thresholds(usual, copies, allowed, most_share, by_score), demanded
 
@@ -371,10 +381,13 @@ def _halves(networks: NetworkPair, data: Images, count: int, seed: int) -> _Halv
     if len(held_out) == 0:
         raise UsageError(
             "No images are left to measure the agreement.",
-            f"{pool.source} holds {len(pool)} images, some of them repeatedly.",
+            f"{pool.source} holds one image."
+            if len(pool) == 1
+            else f"{pool.source} holds {len(pool)} images, some of them repeatedly.",
             "Provide 1000 different images or more.",
         )
-    return _Halves(calibration, held_out, (*check_calibration(calibration), *warnings))
+    few = check_calibration(calibration, risk="thresholds may not suit other images")
+    return _Halves(calibration, held_out, (*few, *warnings))
 
 
 def _held_out(
@@ -393,7 +406,7 @@ def _held_out(
 
 
 def _failures(
-    cascade: Cascade, changed: int, max_share: float, demanded: float | None
+    cascade: Cascade, changed: int, max_share: float, demanded: _Demand | None
 ) -> tuple[str, ...]:
     failures = []
     if changed > (1.0 - cascade.min_agreement) * cascade.images + _ROUNDING:
@@ -404,8 +417,8 @@ def _failures(
         )
         if demanded is not None:
             failures.append(
-                f"To prove it on augmented copies, {demanded:.2%} would take it: the cascade would need "
-                f"{cascade.cost + demanded:.2f} of the large network's time."
+                f"To prove it on augmented copies, {demanded.share:.2%} would take it: the cascade would "
+                f"need {cascade.cost + demanded.share:.2f} of the large network's time."
             )
     if cascade.share > max_share:
         failures.append(
@@ -415,15 +428,14 @@ def _failures(
 
 
 def _warnings(
-    cascade: Cascade, changed: int, augmented: float, demanded: float | None
+    cascade: Cascade, changed: int, augmented: float, demanded: _Demand | None
 ) -> list[str]:
     """Warnings for the user before relying on the cascade.
 
     Args:
         changed: decisions that the small network alone changes on the held-out images.
         augmented: agreement on augmented copies of them.
-        demanded: share that would have to be escalated according to the copies; None if it is within the
-            limit.
+        demanded: what the copies demand; None if it is within the limit.
     """
     reasons = []
     if cascade.agreement_at_least < cascade.min_agreement <= cascade.agreement:
@@ -439,7 +451,9 @@ def _warnings(
         )
     if demanded is not None:
         reasons.append(
-            f"augmented copies demand {demanded:.2%} of the images escalated, more than was allowed"
+            f"augmented copies demand {demanded.share:.2%} of the images escalated. To keep to the limit "
+            f"with {CONFIDENCE:.0%} confidence, at most {demanded.allowed:.2%} of these "
+            f"{demanded.images:,} may be"
         )
     if 1.0 - changed / cascade.images >= cascade.min_agreement:
         reasons.append(

@@ -183,7 +183,9 @@ def optimize(
             describe_model(data, described, name=source)  # report errors before the work starts
         if summary.capsedge_nodes:
             opset = summary.opsets.get("", 0)
-            note = f"it holds {len(summary.capsedge_nodes)} capsule operators already and is left as it is"
+            count = len(summary.capsedge_nodes)
+            several = "" if count == 1 else "s"
+            note = f"it holds {count} capsule operator{several} already and is left as it is"
             document, better = _unchanged(opset, note), data
         else:
             document, better = _optimized(data, str(source), summary, described, batch, progress)

@@ -171,6 +171,12 @@ class _Pruning:
         self.checkpoint, self.output, self.options = checkpoint, output, options
         self.progress, self.round_done = progress, round_done
         rejected = with_suffix_appended(output, REJECTED)
+        if output.suffix == ".onnx":
+            raise UsageError(
+                f"{output} would be a checkpoint, not an ONNX file.",
+                "Pruning writes a checkpoint.",
+                "Name it *.safetensors, and export it: `capsedge export --checkpoint FILE`.",
+            )
         check_apart([output, rejected], [checkpoint])
         for file in (output, rejected):
             check_writable(file)

@@ -254,6 +254,7 @@ _JOBS = {
     "infer": "Classify images here",
     "faster": "Fused kernels",
     "export": "Export, verify and train (workstation)",
+    "more": "Tables, servers, pictures, videos, browsers",
     "gpu": "NVIDIA GPU",
     "compare": "Comparisons",
 }
@@ -311,18 +312,28 @@ class Diagnosis(Report):
         }
 
 
+# Of each extra, the package whose absence is noticed first; and what is lost without it.
+_PACKAGES = (
+    ("torch", "export", "export", "export, verify, sweep or train"),
+    ("onnx", "export", "build", "export, quantize or build"),
+    ("onnxscript", "export", "build", "export, quantize or build"),
+    ("safetensors", "export", "export", "export, verify, sweep or train"),
+    ("pyarrow", "more", "batch", "tables of `batch`"),
+    ("grpc", "more", "serve", "`serve`"),
+    ("matplotlib", "more", "viz", "`see`, and no charts of `profile` and `sweep`,"),
+    ("av", "more", "video", "videos and cameras"),
+    ("h5py", "more", "import", "`import` of Keras files"),
+    ("ziglang", "more", "wasm", "WebAssembly of `build`"),
+)
+
+
 def diagnose() -> Diagnosis:
     """Examine this machine and try whatever can be tried. Findings never raise an error."""
     checks = [_python(), *_base_packages(), _onnxruntime(), _default_model(), _operator_library()]
-    for package, lost in (
-        ("torch", "export, verify, sweep or train"),
-        ("onnx", "export, quantize or build"),
-        ("onnxscript", "export, quantize or build"),
-        ("safetensors", "export, verify, sweep or train"),
-    ):
-        checks.append(
-            _package(package, "export", f"no {lost} here", "pip install 'capsedge[export]'")
-        )
+    checks += [
+        _package(package, job, f"no {lost} here", f"pip install 'capsedge[{extra}]'")
+        for package, job, extra, lost in _PACKAGES
+    ]
     checks += [gpu.gpu(), *gpu.onnxruntime_packages(), *nvidia_checks(), *_on_gpu()]
     checks.append(
         _package("openvino", "compare", "no comparison with OpenVINO", "pip install openvino")

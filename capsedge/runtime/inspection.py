@@ -21,7 +21,7 @@ from capsedge.runtime.files.formats import is_engine
 from capsedge.runtime.files.reading import file_size, open_regular_file
 from capsedge.runtime.files.safetensors import TYPES, Header, read_header
 from capsedge.runtime.files.safetensors import field as checkpoint_field
-from capsedge.runtime.files.writing import MODEL_OR_BYTES, ModelLike, as_file, as_path, sha256
+from capsedge.runtime.files.writing import ModelLike, as_file, sha256
 from capsedge.runtime.inspection_report import (
     EngineInspection,
     Inspection,
@@ -280,12 +280,10 @@ def inspect(model: ModelLike, *, batch: int | Sequence[int] = 1) -> Inspection |
         >>> inspection = capsedge.inspect("digits.onnx", batch=8)
         >>> inspection.parameters, inspection.operators["capsedge"]
     """
-    if not isinstance(model, bytes):
-        model = as_path(model, MODEL_OR_BYTES)
-        if is_engine(model):
-            return inspect_engine(model)
     batches = [batch] if isinstance(batch, int) else list(batch)
     with as_file(model) as path:
+        if is_engine(path):
+            return inspect_engine(path)
         inspection = inspect_file(path, batches)
     return replace(inspection, path="") if isinstance(model, bytes) else inspection
 

@@ -81,7 +81,7 @@ def unknown_model(name: str) -> UsageError:
     """The error for a name that is neither a file nor a model of the zoo."""
     from difflib import get_close_matches
 
-    near = get_close_matches(name, FILES, n=1)
+    near = get_close_matches(name.lower(), FILES, n=1)
     return UsageError(
         f"Unknown model '{name}'.",
         f"It is neither a file nor a zoo model: {', '.join(FILES)}.",

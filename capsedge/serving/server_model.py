@@ -227,9 +227,20 @@ def _parsed(argument: str) -> ModelName:
         return ModelName(parts["name"], parts["version"] or "", parts["file"])
     if argument in zoo.FILES:
         return ModelName(argument, "", argument)
-    return ModelName(
-        _NOT_IN_NAMES.sub("-", Path(argument).stem).strip("-.")[:80] or "model", "", argument
-    )
+    name, equals, file = argument.partition("=")
+    there = file in zoo.FILES or reading.path_kind(file) is not None
+    if equals and there and reading.path_kind(argument) is None:
+        raise UsageError(
+            f"Invalid name '{name}' of {file}.",
+            "It takes up to 80 letters, digits, dots, hyphens and underscores; a version follows a colon.",
+            f"For example: {_name_of(file)}={file}.",
+        )
+    return ModelName(_name_of(argument), "", argument)
+
+
+def _name_of(file: str) -> str:
+    """A model's name, from that of its file."""
+    return _NOT_IN_NAMES.sub("-", Path(file).stem).strip("-.")[:80] or "model"
 
 
 # --- Inputs, outputs, batch, classes and sample inputs ---

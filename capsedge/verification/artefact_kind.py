@@ -6,19 +6,23 @@ from pathlib import Path
 
 from capsedge.errors import UsageError
 from capsedge.runtime.files import reading
+from capsedge.runtime.zoo import zoo_model
 
 
 def is_folder(artefact: object, made_from: Path | str | None) -> bool:
     """Whether it is a folder of C.
 
     Args:
-        artefact: its path; what is not a path is not a folder either, and `load` refuses it.
+        artefact: its path; what is not a path is not a folder either, and `load` refuses it. Without
+            ``made_from``, the name of a bundled model is that model, as in `load`.
         made_from: the ONNX file that a folder was made from; None for any other artefact.
 
     Raises:
         UsageError: it is a folder without its file, or a file with another.
     """
-    folder = isinstance(artefact, (str, Path)) and reading.path_kind(artefact) == reading.FOLDER
+    bundled = isinstance(artefact, str) and made_from is None and zoo_model(artefact) is not None
+    path = artefact if isinstance(artefact, (str, Path)) and not bundled else None
+    folder = path is not None and reading.path_kind(path) == reading.FOLDER
     if folder and made_from is None:
         raise UsageError(
             f"{artefact} is a folder.",

@@ -329,7 +329,7 @@ class Hardest(Picture):
         """What the sheet shows."""
         return (
             f"The {len(self.margins)} hardest of {self.images:,} images ({self.data}; {self.mistakes:,} "
-            "are mistaken): the true class, and the strongest of the others, after an arrow if the model "
+            "mistaken): the true class, and the strongest of the others, after an arrow if the model "
             "prefers it (framed in red), in brackets if it does not; below, the margin between their scores."
         )
 

@@ -26,6 +26,13 @@ def test_every_line_that_is_not_ok_says_cost_and_cure() -> None:
         assert (check.status == OK) == (not check.cost and not check.fix), check
 
 
+def test_every_verb_whose_packages_are_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "installed_version", lambda _: "")
+    costs = " ".join(check.cost for check in diagnose().checks)
+    for lost in ("export", "quantize", "batch", "serve", "see", "videos", "import", "WebAssembly"):
+        assert lost in costs
+
+
 def test_machine_facts() -> None:
     facts = machine.machine()
     assert int(facts["cores"]) >= 1

@@ -110,6 +110,10 @@ def test_nobody_reads():
     for arguments in (
         ["inspect", MODEL, "--json"],
         ["infer", SEVEN, "none.png"],
+        ["infer", "--help"],
+        ["--help"],
+        ["--version"],
+        [],
     ):
         done = subprocess.run(
             [*COMMAND, *map(str, arguments)], stdout=writer, stderr=subprocess.PIPE, text=True
@@ -118,6 +122,15 @@ def test_nobody_reads():
         assert "Traceback" not in done.stderr
         assert "Broken" not in done.stderr
     os.close(writer)
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows does not remove a current folder")
+def test_the_current_folder_is_gone(tmp_path: Path):
+    """It has no path then, which is no bug of capsedge."""
+    done = shell("mkdir gone && cd gone && rmdir ../gone && capsedge inspect digits-em/", tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: The current folder is gone.")
 
 
 @pytest.mark.thorough

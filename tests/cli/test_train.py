@@ -106,7 +106,7 @@ def test_data_with_test_images_record_what_was_trained_on(data: Path) -> None:
     ("arguments", "message"),
     [
         (["--model", "digits-emm"], "digits-em"),
-        (["--data", "absent"], "There is no absent"),
+        (["--data", "absent"], "There is no file or folder absent"),
         (["--recipe", "schedule=never"], "never"),
         (["--recipe", "pairs=triple"], "triple"),
         (["--iters", "0"], "Invalid --iters 0"),

@@ -107,6 +107,7 @@ def test_bad_data(tmp_path: Path) -> None:
     np.savez(tmp_path / "nan.npz", images=nan)
     np.savez(tmp_path / "shape.npz", images=np.zeros((3, 10), np.uint8))
     np.savez(tmp_path / "labels.npz", images=_pixels(3), labels=np.zeros(2, int))
+    np.savez(tmp_path / "below.npz", images=_pixels(2), labels=np.array([0, -1]))
     np.savez(tmp_path / "scalar.npz", images=np.uint8(1), labels=np.zeros(2, int))
     whole = (tmp_path / "labels.npz").read_bytes()
     (tmp_path / "cut.npz").write_bytes(whole[: len(whole) // 2])
@@ -118,6 +119,7 @@ def test_bad_data(tmp_path: Path) -> None:
         ("nan.npz", "1 of 3 images"),
         ("shape.npz", "must be uint8"),
         ("labels.npz", "for 3 images"),
+        ("below.npz", "labels below 0"),
         ("cut.npz", "BadZipFile"),
         ("scalar.npz", "must be uint8"),
         ("array.npz", "BadZipFile"),

@@ -182,6 +182,13 @@ def test_models_of_no_repository(models: list[dict[str, str]], tmp_path: Path) -
         capsedge.deploy_kserve(given, tmp_path / "s.yaml", storage=STORAGE)
 
 
+def test_a_folder_without_a_manifest(tmp_path: Path) -> None:
+    with pytest.raises(ArtefactError, match=r"Cannot read .* There is no such file") as caught:
+        capsedge.deploy_kserve(tmp_path, tmp_path / "s.yaml", storage=STORAGE)
+    assert "\n" not in caught.value.why
+    assert "\\n" not in caught.value.why
+
+
 def test_an_empty_repository(tmp_path: Path) -> None:
     given = folder(tmp_path / "r", models=[])
     with pytest.raises(ArtefactError, match="not a model repository"):

@@ -229,6 +229,8 @@ def test_names_never_meet(tmp_path: Path) -> None:
         capsedge.deploy_triton(f"net:2={given['a']}", tmp_path / "r")
     with pytest.raises(UsageError, match="differ only in case"):
         parse_model_names([given["a"], given["b"]])
+    with pytest.raises(UsageError, match=r"Invalid name 'a b'(.|\n)*digits-em=digits-em"):
+        parse_model_names(["a b=digits-em"])
     assert [one.name for one in parse_model_names([given["a"], f"other={given['b']}"])] == [
         "Net",
         "other",

@@ -158,6 +158,14 @@ def test_flips_by_margin() -> None:
     assert document["accuracy_artefact"] == pytest.approx(2 / 3)
 
 
+@pytest.mark.parametrize("label", [3, -1])
+def test_labels_of_other_classes_are_no_mistakes(label: int) -> None:
+    scores = np.array([[0.9, 0.1, 0.0]])
+    with pytest.raises(UsageError, match=f"the label {label}") as caught:
+        Decisions().update(scores, scores, np.array([label]))
+    assert "3 classes" in caught.value.why
+
+
 def test_a_tie_is_no_flip_where_ties_are_meant() -> None:
     decisions = Decisions(tie=1e-5)
     decisions.update(np.array([[0.5, 0.5 - 1e-7]]), np.array([[0.5 - 1e-7, 0.5]]))

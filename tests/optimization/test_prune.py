@@ -284,6 +284,8 @@ def test_what_cannot_be_asked_for(
 def test_files_and_data_that_do_not_fit(checkpoint: Path, data: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"would overwrite|same|input"):
         pruned(checkpoint, checkpoint)
+    with pytest.raises(UsageError, match="would be a checkpoint"):
+        pruned(checkpoint, tmp_path / "small.onnx")
     few = tmp_path / "few"
     few.mkdir()
     images = np.zeros((39, 14, 14, 1), np.uint8)

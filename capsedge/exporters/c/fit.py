@@ -93,14 +93,14 @@ def check_fit(library: CLibrary, fit: Mapping[str, int], source: Path) -> None:
     if "flash" in over:
         most = max(table, key=lambda row: row["constant_bytes"])
         lines.append(
-            f"Most flash: {most['node']} ({most['operator']}), {format_bytes(most['constant_bytes'])}"
+            f"most flash: {most['node']} ({most['operator']}), {format_bytes(most['constant_bytes'])}"
         )
         if quantized:
             help_with.append("prune it (`capsedge prune`)")
     if "ram" in over:
         most = max(table, key=lambda row: row["live_bytes"])
         lines.append(
-            f"Most RAM: {most['node']} ({most['operator']}), {format_bytes(most['live_bytes'])}"
+            f"most RAM: {most['node']} ({most['operator']}), {format_bytes(most['live_bytes'])}"
         )
         help_with.append("take a network with smaller or fewer feature maps")
     advice = " or ".join(help_with)

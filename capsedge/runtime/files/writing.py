@@ -431,9 +431,12 @@ _FIXES = {
 
 @contextmanager
 def as_file(model: ModelLike) -> Iterator[Path]:
-    """The model's file; for bytes, a temporary one named ``model.onnx``."""
+    """The model's file, which may be named by its name in the zoo; for bytes, a temporary ``model.onnx``."""
+    from capsedge.runtime.zoo import zoo_model
+
     if not isinstance(model, bytes):
-        yield as_path(model, MODEL_OR_BYTES)
+        bundled = zoo_model(model) if isinstance(model, str) else None
+        yield bundled or as_path(model, MODEL_OR_BYTES)
         return
     with temporary_folder() as folder:
         path = folder / "model.onnx"

@@ -18,6 +18,7 @@ from capsedge.errors import ArtefactError, UnsupportedModelError, UsageError
 from capsedge.runtime.files import formats, reading
 from capsedge.runtime.files.protobuf import MalformedProtobuf
 from capsedge.runtime.onnx_file.wire import MODEL, FieldValues, OnnxMessage, Walker, number_of
+from capsedge.runtime.zoo import zoo_model
 from capsedge.spec import limits, onnx_wire
 from capsedge.spec.onnx_wire import DOMAINS
 from capsedge.spec.operators import DOMAIN, OPERATORS, operator_of
@@ -105,7 +106,9 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
             raise not_onnx(path, identified, str(path))
         raise UsageError(f"{path} is a folder.", "A model is one file.", "Pass the .onnx file.")
     if kind is None:
-        raise UsageError(f"There is no file {path}.", "", "Check the name of the model file.")
+        bundled = path.suffix == ".onnx" and zoo_model(path.stem) is not None
+        check = f"Pass {path.stem} for the bundled model, or check" if bundled else "Check"
+        raise UsageError(f"There is no file {path}.", "", f"{check} the name of the model file.")
     with reading.open_regular_file(path, "Name an .onnx file that may be read.") as file:
         size = reading.file_size(file)
         if size > limits.FILE_BYTES:

@@ -17,6 +17,7 @@ import numpy as np
 
 from capsedge.errors import CapsedgeError, EnvironmentProblem, UsageError
 from capsedge.runtime.files import reading
+from capsedge.runtime.files.formats import identify_path
 from capsedge.runtime.files.reading import open_regular_file
 from capsedge.runtime.files.sandbox import SandboxLimits, SandboxStream, stream_from_sandbox
 from capsedge.runtime.images.headers import is_image_name
@@ -133,9 +134,10 @@ class VideoFile:
 
     def _damaged(self, why: str, count: int) -> UsageError:
         if not count:
+            known = identify_path(self.path)
             return UsageError(
                 f"{self.path} cannot be read as a video.",
-                why,
+                why if known is None else f"{why} The file is {known.name}.",
                 "Get the file again, or convert it: ffmpeg -i FILE new.mp4",
             )
         return UsageError(

@@ -131,7 +131,7 @@ def test_histories_of_ids_are_refused_with_their_types(tmp_path: Path) -> None:
 def test_what_does_not_fit_is_refused_with_the_layer(tmp_path: Path) -> None:
     source, folder = tiny(tmp_path), tmp_path / "net"
     with pytest.raises(
-        UsageError, match=r"flash: .* more than 100 B; Most flash: node \(MatMul\)"
+        UsageError, match=r"flash: .* more than 100 B; most flash: node \(MatMul\)"
     ) as raised:
         write_c(source, folder, fit={"flash": 100})
     assert "capsedge quantize" in raised.value.fix

@@ -179,6 +179,16 @@ def test_a_file_that_is_no_video(tmp_path: Path) -> None:
         read(tmp_path / "missing.mp4")
 
 
+@pytest.mark.parametrize(
+    ("content", "named"), [(b"", "empty"), (b"\x89PNG\r\n\x1a\n" + bytes(99), "an image")]
+)
+def test_a_file_of_another_kind_is_named(content: bytes, named: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.mp4"
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=f"The file is {named}"):
+        read(path)
+
+
 @pytest.mark.parametrize("text", ["#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\n{other}\n#EXT-X-ENDLIST\n",
                                   "ffconcat version 1.0\nfile {other}\n"])  # fmt: skip
 def test_a_playlist_is_not_followed(text: str, tmp_path: Path) -> None:
