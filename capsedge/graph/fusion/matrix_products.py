@@ -21,6 +21,7 @@ import onnx
 
 from capsedge.graph.bodies import Shape
 from capsedge.graph.cleanup import remove_dead_nodes
+from capsedge.graph.fusion.einsums import Einsums
 from capsedge.graph.fusion.repeated_values import Once, Rewriting
 from capsedge.graph.ir import initializer
 from capsedge.spec.operators import DOMAIN
@@ -32,7 +33,8 @@ _SMALL_MATRIX = 4096  # multiplications of a product: larger ones gain nothing f
 
 def write_matrix_products(model: onnx.ModelProto) -> int:
     """Rewrite a model in place; returns the number of nodes that were replaced."""
-    changed = Once(model).run()
+    changed = Einsums(model).run()
+    changed += Once(model).run()
     changed += _Sums(model).run()
     if changed:
         remove_dead_nodes(model, DOMAIN)  # they would count as users of the weights
@@ -263,8 +265,7 @@ class _Product:
     @property
     def outer(self) -> tuple[int, int]:
         """The axes of a matrix of weights: what is summed over, what is kept."""
-        rank = len(self.a)
-        return (rank - 2, rank - 1) if self.first else (rank - 1, rank - 2)
+        return self.inner  # what is kept of the values faces what is summed over in the weights
 
 
 class _Votes(Rewriting):
