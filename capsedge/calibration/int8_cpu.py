@@ -81,13 +81,12 @@ class _Int8Emitter:
                 self._conv(node, level)
             elif node.domain == DOMAIN:
                 self._routing(node, index, level)
-            elif node.op_type == "Gather":
-                if self.kind[node.input[index]] == "table":
-                    self._table(node)
-                else:  # it reads a weight of another layer, which stays stored in FP32 for it
-                    self.nodes.append(node)
-            else:
+            elif node.op_type != "Gather":
                 self._stored(node, index, level)
+            elif self.kind[node.input[index]] == "table":
+                self._table(node)
+            else:  # it reads a weight of another layer, which stays stored in FP32 for it
+                self.nodes.append(node)
         model = replace_graph(self.graph.model, self.nodes, self.more, self.like)
         if "int4" in self.level.values():
             for item in model.opset_import:
@@ -278,5 +277,5 @@ def activation_parameters(low: float, high: float) -> tuple[float, int]:
     low, high = min(low, 0.0), max(high, 0.0)
     if high == low:
         return 1.0, 0
-    scale = float(np.float32(max((high - low) / 255, float(np.finfo(np.float32).tiny))))
+    scale = float(quantizable_layers.activation_scale(high - low, 255))
     return scale, int(np.clip(np.rint(-low / scale), 0, 255))

@@ -80,9 +80,7 @@ def emit(
         if x not in dequantized:
             entry = table.entries[x]
             amax = max(abs(entry.low), abs(entry.high))
-            scale = np.float32(
-                max(amax / 127, float(np.finfo(np.float32).tiny)) if amax > 0 else 1.0
-            )
+            scale = quantizable_layers.activation_scale(amax, 127) if amax > 0 else np.float32(1)
             more[f"{x}_scale"] = initializer(f"{x}_scale", scale)
             dequantized[x] = f"{x}_dequantized"
             q = f"{x}_int8"

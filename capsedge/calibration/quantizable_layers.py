@@ -229,6 +229,11 @@ def quantize(
     return _steps(w, scale).round().clip(-LARGEST, LARGEST).astype(np.int8), scale
 
 
+def activation_scale(width: float, steps: int) -> np.float32:
+    """The scale of a range of this width, which FP32 must not round to zero."""
+    return np.float32(max(width / steps, float(np.finfo(np.float32).tiny)))
+
+
 def quantize_rows(table: NDArray[Any]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
     """A table ``[rows, size]`` as INT8 and a scale for each row ``[rows, 1]``; in parts, for large tables."""
     integers = np.empty(table.shape, np.int8)

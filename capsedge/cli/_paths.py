@@ -155,7 +155,7 @@ def default_output(model: Path, name: str) -> Path:
 
 
 READS = PathRole(reads=True)
-READS_FILE_OR_ZOO = PathRole(reads=True, resolved=_zoo_file)
+READS_FILE_OR_NAME = PathRole(reads=True, resolved=_zoo_file)
 READS_MODEL = PathRole(reads=True, check=check_model, resolved=_zoo_file)
 READS_MODEL_OR_NAME = PathRole(reads=True, check=check_model, named=model_file_unless_name)
 READS_MODEL_OR_FOLDER = PathRole(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from capsedge.cli import _options, _output
 from capsedge.cli._options import Argument
 from capsedge.cli._output import print_table
-from capsedge.cli._paths import READS_FILE_OR_ZOO
+from capsedge.cli._paths import READS_FILE_OR_NAME
 from capsedge.errors import UsageError
 from capsedge.options import Option
 from capsedge.runtime.files import reading
@@ -27,7 +27,7 @@ File = Annotated[
         "TensorRT engine, or a folder of `capsedge build --target c`.",
         complete="zoo",
     ),
-    READS_FILE_OR_ZOO,
+    READS_FILE_OR_NAME,
 ]
 Forecast = Annotated[
     bool, Option("--forecast", help="Forecast memory and traffic by layer, from shapes.")

@@ -313,7 +313,7 @@ def _targets(node: CNode, x: ProgramValue) -> dict[int, tuple[int, float]]:
         scales = [float(v) for v in node.array(2, "a scale").reshape(-1)]
         if len(scales) != len(axes) or not all(0 < s < MOST_BYTES for s in scales):
             raise Untranslatable(f"the scales {scales} of the axes {axes}")
-        # In FP32, as ONNX and ONNX Runtime compute it: 10 * 0.7 is 7 there, and 6.9999999 in FP64.
+        # In FP32, as ONNX Runtime computes it: 10 * 0.7 is 7 there, as in PyTorch, and 6.9999999 in FP64.
         each = [
             (int(np.float32(x.shape[a]) * np.float32(s)), s)
             for a, s in zip(axes, scales, strict=True)

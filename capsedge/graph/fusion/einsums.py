@@ -7,7 +7,6 @@ but no Einsum.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -15,15 +14,15 @@ import numpy as np
 import onnx
 
 from capsedge.graph.bodies import Shape
-from capsedge.graph.fusion.repeated_values import Rewriting
+from capsedge.graph.fusion.repeated_values import Rewriting, elements
 from capsedge.graph.ir import attributes_of, initializer
 
 
 class Einsums(Rewriting):
     """Replaces every Einsum whose sizes are known, but for one that is free."""
 
-    def __init__(self, model: onnx.ModelProto) -> None:
-        super().__init__(model)
+    def __init__(self, model: onnx.ModelProto, shapes: dict[str, Shape]) -> None:
+        super().__init__(model, shapes)
         self._arranged: dict[tuple[str, str, str], str] = {}
 
     def run(self) -> int:
@@ -84,7 +83,7 @@ class Einsums(Rewriting):
 
         def joined(letters: Sequence[str]) -> int | None:
             found = of(letters)
-            return None if None in found else math.prod(d or 1 for d in found)
+            return None if None in found else elements(found)
 
         base, batch = node.output[0], of(shared)
         if len(read) == 1:
@@ -98,7 +97,7 @@ class Einsums(Rewriting):
             x = self.node("MatMul", [a, b], self.name(f"{base}_product"), shape)
         order = [*shared, *rows, *columns]
         if order != list(result):
-            x = self._in_shape(x, of(order), base)
+            x = self.in_shape(x, of(order), f"{base}_flat")
             perm = [order.index(k) for k in result]
             x = self.node("Transpose", [x], self.name(f"{base}_ordered"), of(result), perm=perm)
         self.view(x, of(result), base)
@@ -130,7 +129,4 @@ class Einsums(Rewriting):
         if perm != sorted(perm):
             moved = tuple(kept[k] for k in perm)
             x = self.node("Transpose", [x], self.name(f"{base}_moved"), moved, perm=perm)
-        return self._in_shape(x, shape, base)
-
-    def _in_shape(self, x: str, shape: Shape, base: str) -> str:
-        return x if self.shapes[x] == shape else self.view(x, shape, self.name(f"{base}_flat"))
+        return self.in_shape(x, shape, f"{base}_flat")

@@ -22,8 +22,8 @@ import onnx
 from capsedge.graph.bodies import Shape
 from capsedge.graph.cleanup import remove_dead_nodes
 from capsedge.graph.fusion.einsums import Einsums
-from capsedge.graph.fusion.repeated_values import Once, Rewriting
-from capsedge.graph.ir import initializer
+from capsedge.graph.fusion.repeated_values import RepeatedValues, Rewriting, elements
+from capsedge.graph.ir import initializer, shapes_of
 from capsedge.spec.operators import DOMAIN
 
 _LEAST = 256  # multiplications of a matrix product: below, calls cost more than they save
@@ -33,14 +33,12 @@ _SMALL_MATRIX = 4096  # multiplications of a product: larger ones gain nothing f
 
 def write_matrix_products(model: onnx.ModelProto) -> int:
     """Rewrite a model in place; returns the number of nodes that were replaced."""
-    changed = Einsums(model).run()
-    changed += Once(model).run()
-    changed += _Sums(model).run()
-    if changed:
-        remove_dead_nodes(model, DOMAIN)  # they would count as users of the weights
-    changed += _Votes(model).run()
-    if changed:
-        remove_dead_nodes(model, DOMAIN)
+    shapes = shapes_of(onnx.shape_inference.infer_shapes(model, data_prop=True))
+    changed = 0
+    for rewriting in (Einsums, RepeatedValues, _Sums, _Votes):
+        changed += rewriting(model, shapes).run()
+        if changed:
+            remove_dead_nodes(model, DOMAIN)  # they would count as users of the weights
     return changed
 
 
@@ -97,7 +95,7 @@ class _Sums(Rewriting):
         kept = {
             id(s.node): s
             for s in sums
-            if not s.moves or (uses[s.matrices] > 1 and self._is_large(s))
+            if not s.moves or (uses[s.matrices] > 1 and elements(s.shape) >= _LEAST_MOVED)
         }
         if not kept:
             return 0
@@ -110,9 +108,6 @@ class _Sums(Rewriting):
                 self._write(found, moved)
         self.end()
         return len(kept)
-
-    def _is_large(self, one: _Sum) -> bool:
-        return math.prod(d or 1 for d in one.shape) >= _LEAST_MOVED
 
     def _sum(self, node: onnx.NodeProto) -> _Sum | None:
         axes = self._summed(node)
@@ -171,7 +166,7 @@ class _Sums(Rewriting):
     def _write(self, one: _Sum, moved: dict[tuple[str, Shape, tuple[int, ...]], str]) -> None:
         y, base, order, a = one.node.output[0], one.product.output[0], one.order, one.a
         rank = len(one.shape)
-        small = self._in_shape(one.small, a, f"{base}_ranked")
+        small = self.in_shape(one.small, a, f"{base}_ranked")
         if not one.moves:
             # A MatMul adds axes of one element in front by itself.
             large, own = one.large, self.shapes[one.large]
@@ -181,7 +176,7 @@ class _Sums(Rewriting):
             a = tuple(a[k] for k in order)
             small = self.node("Transpose", [small], self.name(f"{base}_small"), a, perm=order)
             if one.matrices not in moved:
-                large = self._in_shape(one.large, one.b, f"{base}_flat")
+                large = self.in_shape(one.large, one.b, f"{base}_flat")
                 b = tuple(one.b[k] for k in order)
                 at = self.name(f"{one.large}_moved")
                 moved[one.matrices] = self.node("Transpose", [large], at, b, perm=order)
@@ -199,9 +194,6 @@ class _Sums(Rewriting):
             result = self.node("Transpose", [result], last, sizes, perm=back)
         if result != y:
             self.view(result, shape, y)
-
-    def _in_shape(self, x: str, shape: Shape, name: str) -> str:
-        return x if self.shapes[x] == shape else self.view(x, shape, self.name(name))
 
 
 def _groups(a: Shape, b: Shape, summed: Sequence[int]) -> list[list[int]]:
@@ -221,9 +213,7 @@ def _groups(a: Shape, b: Shape, summed: Sequence[int]) -> list[list[int]]:
 
 def _merged(shape: Shape, groups: Sequence[Sequence[int]]) -> Shape:
     """A shape with one size for each group of axes."""
-    return tuple(
-        shape[g[0]] if len(g) == 1 else math.prod(shape[k] or 1 for k in g) for g in groups
-    )
+    return tuple(shape[g[0]] if len(g) == 1 else elements([shape[k] for k in g]) for g in groups)
 
 
 # --- Votes ---
@@ -258,14 +248,9 @@ class _Product:
 
     @property
     def inner(self) -> tuple[int, int]:
-        """The axes of a matrix of values: what is kept, what is summed over."""
+        """The axes of a matrix of values, what is kept and what is summed over; of weights, the reverse."""
         rank = len(self.a)
         return (rank - 2, rank - 1) if self.first else (rank - 1, rank - 2)
-
-    @property
-    def outer(self) -> tuple[int, int]:
-        """The axes of a matrix of weights: what is summed over, what is kept."""
-        return self.inner  # what is kept of the values faces what is summed over in the weights
 
 
 class _Votes(Rewriting):
@@ -318,7 +303,7 @@ class _Votes(Rewriting):
         )  # fmt: skip
         if any(a[k] != w[k] for k in one.shared) or not one.columns:
             return None
-        matrix = math.prod(d or 1 for d in (*w[-2:], a[one.inner[0]]))
+        matrix = elements((*w[-2:], a[one.inner[0]]))
         return one if matrix <= _SMALL_MATRIX else None
 
     def _write(self, node: onnx.NodeProto, one: _Product, grouped: dict[str, str]) -> None:
@@ -334,11 +319,11 @@ class _Votes(Rewriting):
             perm = [plain.index(k) for k in order]
             x = self.node("Transpose", [x], self.name(f"{base}_children"), moved, perm=perm)
         rows = [sizes[k] for k in (*one.rows, kept)]
-        count = None if None in rows else math.prod(d or 1 for d in rows)
+        count = None if None in rows else elements(rows)
         shared = [sizes[k] for k in one.shared]
         x = self.view(x, (*shared, count, sizes[summed]), self.name(f"{base}_rows"))
 
-        across = one.outer[1]
+        across = summed  # of the weights, this axis is kept
         parents = [int(one.w[k] or 1) for k in (*one.columns, across)]
         if one.weights not in grouped:
             grouped[one.weights] = self._grouped(one)
@@ -358,7 +343,7 @@ class _Votes(Rewriting):
 
     def _grouped(self, one: _Product) -> str:
         """The weights as matrices of a child: [children, summed, parents and columns]."""
-        inside, across = one.outer
+        inside, across = one.inner
         sizes = [d or 1 for d in one.w]
         used = [*one.shared, inside, *one.columns, across]
         others = [k for k in range(len(sizes)) if k not in used]

@@ -63,6 +63,7 @@ from capsedge.graph.fusion.proof import (
 from capsedge.graph.fusion.unroll import unroll
 from capsedge.graph.fusion.values import Values
 from capsedge.graph.ir import copy_of, opset_of, replace_repeated
+from capsedge.graph.merge import GraphsDiffer
 from capsedge.graph.rewrites import write_exact_sigmoids, write_fast_convolutions
 from capsedge.graph.write_shapes import write_shapes
 from capsedge.runtime.files.sandbox import enter_sandbox
@@ -119,7 +120,7 @@ def optimize_model(
     data: bytes,
     stage: Stage = lambda _: None,
     batch: int | Literal["free", "keep"] = "free",
-    rewritten: bool = True,
+    products: bool = True,
 ) -> OptimizedGraph:
     """Convert, clean up, fuse and compare.
 
@@ -127,7 +128,7 @@ def optimize_model(
         data: bytes of a file that ``graph.check`` accepted.
         stage: called with a description of each step.
         batch: ``free`` for a free batch if results stay the same, ``keep`` for the file's own, or a number.
-        rewritten: whether sums of products become matrix products.
+        products: whether sums of products become matrix products.
 
     Raises:
         UnsupportedModelError: its opset is too old, or it cannot be converted, run, or given that batch.
@@ -163,7 +164,7 @@ def optimize_model(
         for edit, _ in (each for one in made for each in (one, *one[0].instead)):
             between_casts(edit, graph.kinds)
     stage("proving")
-    finished, fusion = _borne(original, cleaned, made, not_fused, graph, rewritten)
+    finished, fusion = _borne(original, cleaned, made, not_fused, graph, products)
     better, comparisons = finished.model, finished.comparisons
     notes += finished.notes
     notes += _unrouted(fusion, not_fused)
@@ -201,15 +202,18 @@ def _of_every_length(
     converted = _converted(plain, before)
     parts: list[OptimizedGraph] = []
 
-    def optimized(data: bytes, rewritten: bool = True) -> tuple[bytes, FusionReport]:
-        parts.append(optimize_model(data, stage, batch, rewritten))
+    def optimized(data: bytes, products: bool = True) -> tuple[bytes, FusionReport]:
+        parts.append(optimize_model(data, stage, batch, products))
         return parts[-1].model, parts[-1].fusion
 
     try:
         try:
             better, fusion = optimized_at_sizes(source, converted, optimized)
-        except NotFree:  # values stored for one length, such as equal couplings
-            plain_sums = partial(optimized, rewritten=False)
+        except NotFree as error:
+            if not isinstance(error.__cause__, GraphsDiffer):
+                raise
+            # Values stored for one length, such as equal couplings.
+            plain_sums = partial(optimized, products=False)
             better, fusion = optimized_at_sizes(source, converted, plain_sums)
         stage("proving")
         comparisons, lengths = prove_lengths(source, plain, better)
@@ -283,7 +287,7 @@ def _borne(
     made: Sequence[Replacement],
     left: Sequence[NotFused],
     graph: Values,
-    rewritten: bool,
+    products: bool,
 ) -> tuple[Finished, FusionReport]:
     """The file with as many of the operators as the comparison with the original permits.
 
@@ -291,12 +295,12 @@ def _borne(
         made: edits that insert operators.
         left: candidates that were not fused.
         graph: provides the inputs and the batch.
-        rewritten: whether sums of products become matrix products.
+        products: whether sums of products become matrix products.
 
     Returns:
         The new file with its comparisons as a whole, and what was and was not fused.
     """
-    search = _Search(original, cleaned, graph, rewritten)
+    search = _Search(original, cleaned, graph, products)
     kept = search.keep([], list(made))
     changed, found = apply_replacements(cleaned, kept)
     finished = search.tried(kept)
@@ -309,10 +313,10 @@ class _Search:
     """Find by bisection the edits that pass in the whole file: one bad edit in k takes about 2 log k runs."""
 
     def __init__(
-        self, original: Original, cleaned: onnx.ModelProto, graph: Values, rewritten: bool
+        self, original: Original, cleaned: onnx.ModelProto, graph: Values, products: bool
     ) -> None:
         self.original, self.cleaned, self.graph = original, cleaned, graph
-        self.rewritten = rewritten
+        self.products = products
         self.refused: list[tuple[FusedOperator, str]] = []
         self.proofs: dict[tuple[int, ...], Finished] = {}
 
@@ -339,7 +343,7 @@ class _Search:
             changed, found = apply_replacements(self.cleaned, made)
             self.proofs = {
                 key: finish_and_compare(
-                    self.original, changed, bool(found), self.graph, self.rewritten
+                    self.original, changed, bool(found), self.graph, self.products
                 )
             }
         return self.proofs[key]
@@ -410,7 +414,7 @@ def _unprovable(comparisons: list[Comparison]) -> ParityError:
             "Use the file as it is.",
         )
     return ParityError(
-        "The rewritten file would compute different results; nothing was written.",
+        "The products file would compute different results; nothing was written.",
         f"Output '{worst.output}' on input '{worst.case}': largest difference "
         f"{worst.difference:.3g}, {worst.excess:.3g} times the tolerance "
         f"(atol {TOLERANCE.atol:g}, rtol {TOLERANCE.rtol:g}).",
@@ -432,7 +436,7 @@ def _check_opset(source: onnx.ModelProto) -> None:
 
 
 def _with_exact_sigmoids(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
-    """The file with Sigmoids rewritten where ONNX Runtime deviates from ONNX, and their number."""
+    """The file with Sigmoids products where ONNX Runtime deviates from ONNX, and their number."""
     exact = copy_of(model)
     try:
         count = write_exact_sigmoids(exact)

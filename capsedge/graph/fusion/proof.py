@@ -296,7 +296,7 @@ def finish_and_compare(
     model: onnx.ModelProto,
     fused: bool,
     graph: Values,
-    rewritten: bool = True,
+    products: bool = True,
 ) -> Finished:
     """A copy with views merged and function bodies added, and its comparisons with the original.
 
@@ -307,16 +307,16 @@ def finish_and_compare(
         model: the cleaned-up graph with the operators inserted.
         fused: whether any operators were inserted.
         graph: provides inputs and batch.
-        rewritten: whether to look for such sums.
+        products: whether to look for such sums.
     """
-    products, changed = _finished(model, fused, products=rewritten)
-    comparisons = _compared(original, products, fused, graph)
+    better, changed = _finished(model, fused, products=products)
+    comparisons = _compared(original, better, fused, graph)
     if not changed or all_within_tolerance(comparisons):
-        return Finished(products, comparisons)
+        return Finished(better, comparisons)
     plain, _ = _finished(model, fused, products=False)
     others = _compared(original, plain, fused, graph)
     if not all_within_tolerance(others):
-        return Finished(products, comparisons)
+        return Finished(better, comparisons)
     worst = max(comparisons, key=lambda c: c.excess)
     note = (
         "sums of products stay as they are: as matrix products, they would change "

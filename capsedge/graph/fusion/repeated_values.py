@@ -23,7 +23,6 @@ from capsedge.graph.ir import (
     initializer,
     replace_repeated,
     rewire,
-    shapes_of,
 )
 
 _ELEMENTWISE = frozenset((
@@ -45,14 +44,15 @@ _STORED = 4096  # elements of a constant whose values are looked at
 class Rewriting:
     """Nodes of a graph that are being replaced, with the shapes of all values.
 
-    Attributes:
-        shapes: of every value whose rank is known; None for the batch.
+    Args:
+        model: changed in place.
+        shapes: of every value whose rank is known; None for the batch. Those of new values are added.
     """
 
-    def __init__(self, model: onnx.ModelProto) -> None:
+    def __init__(self, model: onnx.ModelProto, shapes: dict[str, Shape]) -> None:
         self.graph = Graph.of(model.graph)
         self.model = model
-        self.shapes = shapes_of(onnx.shape_inference.infer_shapes(model, data_prop=True))
+        self.shapes = shapes
         self.arrays = {
             name: onnx.numpy_helper.to_array(tensor)
             for name, tensor in constants_of(model).items()
@@ -95,6 +95,10 @@ class Rewriting:
         target = self.integers([-1 if d is None else d for d in shape])
         return self.node("Reshape", [x, target], output, shape)
 
+    def in_shape(self, x: str, shape: Shape, name: str) -> str:
+        """The value, or a view of it under a name like this one."""
+        return x if self.shapes[x] == shape else self.view(x, shape, self.name(name))
+
     def axes(self, node: onnx.NodeProto) -> list[int] | None:
         """The axes of a reduction, counted from the first; None if they are not constant."""
         shape = self.shapes.get(node.input[0])
@@ -109,7 +113,7 @@ class Rewriting:
         replace_repeated(self.model.graph.node, self.written)
 
 
-def _count(shape: Shape) -> int:
+def elements(shape: Sequence[int | None]) -> int:
     """The number of elements for one image."""
     return math.prod(d or 1 for d in shape)
 
@@ -140,11 +144,11 @@ def joined(shapes: Sequence[Shape]) -> Shape | None:
     return tuple(sizes)
 
 
-class Once(Rewriting):
+class RepeatedValues(Rewriting):
     """Computes with tensors before they are repeated."""
 
-    def __init__(self, model: onnx.ModelProto) -> None:
-        super().__init__(model)
+    def __init__(self, model: onnx.ModelProto, shapes: dict[str, Shape]) -> None:
+        super().__init__(model, shapes)
         self.small: dict[str, str] = {}  # a repeated value -> the one that it repeats
         self.target: dict[str, str] = {}  # a repeated value -> a shape to expand to
         self.changed = 0
@@ -256,7 +260,7 @@ class Once(Rewriting):
             return True
         once = self.shapes[self.small[x]]
         run = _run(once, full)
-        if run >= min(_RUN, _run(self.shapes[x], full)) or _count(full) // run <= _FEW:
+        if run >= min(_RUN, _run(self.shapes[x], full)) or elements(full) // run <= _FEW:
             return True
         return once[-1:] == (1,) and len(self.graph.users(x)) <= 2
 
@@ -340,6 +344,6 @@ class Once(Rewriting):
         if whole[1:] != small[1:] or small[0] != 1 or not full or full[0] != whole[0]:
             return None
         once = (1, *full[1:])
-        if None in once or None in small or _count(once) != _count(small):
+        if None in once or None in small or elements(once) != elements(small):
             return None
         return once
