@@ -414,7 +414,7 @@ def _unprovable(comparisons: list[Comparison]) -> ParityError:
             "Use the file as it is.",
         )
     return ParityError(
-        "The products file would compute different results; nothing was written.",
+        "The rewritten file would compute different results; nothing was written.",
         f"Output '{worst.output}' on input '{worst.case}': largest difference "
         f"{worst.difference:.3g}, {worst.excess:.3g} times the tolerance "
         f"(atol {TOLERANCE.atol:g}, rtol {TOLERANCE.rtol:g}).",
@@ -436,7 +436,7 @@ def _check_opset(source: onnx.ModelProto) -> None:
 
 
 def _with_exact_sigmoids(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
-    """The file with Sigmoids products where ONNX Runtime deviates from ONNX, and their number."""
+    """The file with Sigmoids rewritten where ONNX Runtime deviates from ONNX, and their number."""
     exact = copy_of(model)
     try:
         count = write_exact_sigmoids(exact)
